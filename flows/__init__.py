@@ -1,0 +1,1 @@
+"""The flows: stages and their order, the only place that knows Prefect."""
