@@ -10,6 +10,7 @@ distribution", J. Stat. Educ. 13, 2005), a closed form that needs no resampling.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
 from scipy.stats import t as student_t
@@ -48,7 +49,7 @@ def error_interval(errors: np.ndarray) -> Interval:
     mean = float(np.mean(errors)) if n else float("nan")
     if n < 2 or not np.isfinite(errors).all():
         return Interval(mean, float("nan"), float("nan"), n)
-    quantile = float(student_t.ppf(0.5 + CONFIDENCE / 2, n - 1))
+    quantile = _student_quantile(n - 1)
     reach = quantile * float(np.std(errors, ddof=1)) / np.sqrt(n)
     high = mean + reach
     if (errors > 0).all():
@@ -57,6 +58,11 @@ def error_interval(errors: np.ndarray) -> Interval:
         spread = quantile * np.sqrt(variance / n + variance**2 / (2 * (n - 1)))
         high = max(high, float(np.exp(min(logs.mean() + variance / 2 + spread, 700.0))))
     return Interval(mean, max(0.0, mean - reach), high, n)
+
+
+@lru_cache(maxsize=256)
+def _student_quantile(degrees_of_freedom: int) -> float:
+    return float(student_t.ppf(0.5 + CONFIDENCE / 2, degrees_of_freedom))
 
 
 def metric_interval(values: np.ndarray, documents: np.ndarray, perfect: float) -> Interval:
