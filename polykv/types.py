@@ -99,8 +99,8 @@ class CaptureMeta:
 
     `passage_split` and `passage_document` have one entry a passage (`passage_document`
     indexes `documents`); `n_tokens` is the longest passage, in tokens; `n_labels` is 0 when
-    no logit data is stored, and `logits_reason` then says why. `store_dtype` is what K, V, q
-    and out are stored in, `compute_dtype` what the model ran in.
+    no logit data is stored, and `logits_reason` then says why. `store_dtype` is what K, V, q,
+    out, W_o and wlm_gamma are stored in, `compute_dtype` what the model ran in.
     """
 
     model_id: str
