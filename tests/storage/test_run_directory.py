@@ -228,13 +228,17 @@ def test_a_full_disk_is_a_named_error_and_loses_nothing(small_disk):
     run.finish("failed")
 
 
+def write_forever(path) -> None:
+    with open(path, "wb", buffering=0) as filler:
+        while True:
+            filler.write(b"x" * 4096)
+
+
 def test_a_disk_full_to_the_brim_lets_the_first_error_through(small_disk):
     def body() -> None:
         with RunDirectory.create_or_resume(small_disk / "run", CONFIG) as run:
-            with open(small_disk / "filler", "wb", buffering=0) as filler:
-                with pytest.raises(OSError, match="No space"):
-                    while True:
-                        filler.write(b"x" * 4096)
+            with pytest.raises(OSError, match="No space"):
+                write_forever(small_disk / "filler")
             write_table(run.table_path("results"), RESULTS, filled_rows(20))
 
     with pytest.raises(StorageFullError, match="results.parquet"):
