@@ -8,6 +8,7 @@ import pytest
 torch = pytest.importorskip("torch", reason="needs torch and transformers: make hf")
 
 import tiny_models  # noqa: E402
+
 from polykv.capture import adapter, recompute  # noqa: E402
 from polykv.capture.plan import plan_capture  # noqa: E402
 from polykv.capture.run import capture_passages  # noqa: E402
@@ -24,7 +25,7 @@ def capture(model, folder, **changes):
 
 @pytest.mark.parametrize("key", tiny_models.TINY)
 def test_a_right_capture_recomputes(key, tmp_path, monkeypatch):
-    monkeypatch.setitem(recompute.RELATIVE_ERROR_LIMIT, "float32", 3e-6)
+    monkeypatch.setattr(recompute, "HEAD_LIMIT", 3e-6)
     model = tiny_models.make(key)
     deviations = tiny_models.score_deviations(model)
     plan, passages = capture(model, tmp_path)
@@ -185,7 +186,10 @@ REFUSED = {
 @pytest.mark.parametrize(
     ("name", "told"),
     [
-        ("Falcon", "FalconForCausalLM cannot be captured: 0 attention calls in 0 layers, expected one in each of its 2"),
+        (
+            "Falcon",
+            "FalconForCausalLM cannot be captured: 0 attention calls in 0 layers, expected one in each of its 2",
+        ),
         ("Bloom", "BloomForCausalLM cannot be captured: 0 attention calls in 0 layers"),
         ("Lfm2", "Lfm2ForCausalLM cannot be captured: 1 attention calls in 1 layers, expected one in each of its 2"),
     ],

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 import transformers
+
 from polykv.capture.adapter import tapped
 from polykv.capture.config import CaptureConfig
 from polykv.capture.forward import pad_left, run
@@ -58,7 +59,9 @@ TINY = {
     "phi3": Tiny("Phi3", {}, True),
     "granite": Tiny("Granite", {"attention_multiplier": 0.3, "residual_multiplier": 0.5}, False),
     "olmo2": Tiny("Olmo2", {}, False),
-    "gpt2": Tiny("GPT2", {"n_embd": 48, "n_layer": 3, "n_head": 6, "n_positions": 128, "vocab_size": VOCABULARY}, False),
+    "gpt2": Tiny(
+        "GPT2", {"n_embd": 48, "n_layer": 3, "n_head": 6, "n_positions": 128, "vocab_size": VOCABULARY}, False
+    ),
     "gpt_oss": Tiny(
         "GptOss",
         {
@@ -93,12 +96,12 @@ TINY = {
 }
 
 
-def make(key, seed=0):
-    """A sensitive tiny model of the table."""
+def make(key, seed=0, deviation=4.0):
+    """A sensitive tiny model of the table: its scores have about this standard deviation."""
     tiny = TINY[key]
     config = tiny.config if key == "gpt2" else {**BASE, **tiny.config}
     model = build(tiny.name, config, seed)
-    return sensitive(model, seed)
+    return sensitive(model, seed, deviation)
 
 
 def build(name, config, seed=0):
@@ -108,7 +111,7 @@ def build(name, config, seed=0):
     return getattr(transformers, model_class)(getattr(transformers, config_class)(**config)).eval()
 
 
-def sensitive(model, seed):
+def sensitive(model, seed, deviation):
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for parameter in model.parameters():
@@ -117,8 +120,8 @@ def sensitive(model, seed):
             else:
                 parameter.copy_(torch.randn(parameter.shape, generator=generator) * parameter.shape[-1] ** -0.5)
         for _ in range(4):
-            for layer, deviation in score_deviations(model).items():
-                widen(attention_modules(model)[layer], (4.0 / deviation) ** 0.5)
+            for layer, found in score_deviations(model).items():
+                widen(attention_modules(model)[layer], (deviation / found) ** 0.5)
     return model
 
 
@@ -188,7 +191,7 @@ def config(folder, **changes):
     """A capture of two passages of 40 tokens out of one text."""
     file = folder / "words.txt"
     if not file.exists():
-        file.write_text(text(200))
+        file.write_text(text(300))
     defaults = {
         "model": "tiny",
         "corpus": (str(file),),
