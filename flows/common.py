@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -11,7 +12,6 @@ import click
 from prefect.artifacts import create_link_artifact, create_markdown_artifact
 from prefect.settings import (
     PREFECT_API_URL,
-    PREFECT_LOGGING_LEVEL,
     PREFECT_SERVER_ANALYTICS_ENABLED,
     PREFECT_SERVER_EPHEMERAL_STARTUP_TIMEOUT_SECONDS,
     temporary_settings,
@@ -25,7 +25,6 @@ from polykv.stages import RunFindings
 DEFAULTS = {
     PREFECT_SERVER_ANALYTICS_ENABLED: False,
     PREFECT_SERVER_EPHEMERAL_STARTUP_TIMEOUT_SECONDS: 120,
-    PREFECT_LOGGING_LEVEL: "CRITICAL",
 }
 VERDICT_ORDER = {
     name: place for place, name in enumerate(("failed", "invalid", "fail", "inconclusive", "insensitive", "pass"))
@@ -38,6 +37,10 @@ def prefect_defaults() -> Iterator[None]:
     """Our settings wherever the user's environment says nothing."""
     os.environ.setdefault("DO_NOT_TRACK", "1")
     unset = {setting: value for setting, value in DEFAULTS.items() if setting.name not in os.environ}
+    # Prefect set its loggers up when it was imported: they are turned down here, not by a setting.
+    if "PREFECT_LOGGING_LEVEL" not in os.environ:
+        logging.getLogger("prefect").setLevel(logging.WARNING)
+    logging.getLogger("distributed").setLevel(logging.ERROR)
     with temporary_settings(updates=unset):
         yield
 

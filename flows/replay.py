@@ -50,11 +50,11 @@ def replay(request: SweepRequest, engine: str = "local", quiet: bool = False) ->
     return sweep(request, Engine.parse(engine), quiet)
 
 
-def sweep(request: SweepRequest, engine: Engine, quiet: bool = False) -> ReplaySummary:
-    """The body of the flow: plan, a task per layer, collect."""
+def sweep(request: SweepRequest, engine: Engine, quiet: bool = False, skipped: bool = True) -> ReplaySummary:
+    """The body of the flow: plan, a task per layer, collect; `skipped` says that nothing was captured."""
     checked = check_sweep(request)
     with open_run(checked) as run:
-        run.record("capture", "skipped: no model")
+        run.record("capture", "skipped: no model" if skipped else request.store)
         with progress("replay", "jobs", quiet) as advance, open_session(engine) as session:
             planned = plan_sweep(checked, run, advance)
             run_layers(planned, session, one_by_one=engine.kind in ("serial", "local"))

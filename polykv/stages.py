@@ -23,11 +23,32 @@ from polykv.execution.plan import replay_config
 from polykv.execution.sweep import OnProgress, Replay, ReplaySummary
 from polykv.policy import CompressionPolicy
 from polykv.replay.config import DEFAULT_GATES, PERFECT, Gate, SweepConfig, normalise_candidate_ks
+from polykv.report.compare import Movement, movements
 from polykv.report.summary import PolicySummary, control_lines, headline, policy_summaries
 from polykv.schemas import CONTROLS, SELECTION
 from polykv.storage import CaptureStore, CaptureWriter, Location, refuse_occupied
 from polykv.storage.results import read_rows
 from polykv.storage.run import RunDirectory
+
+__all__ = [
+    "CaptureConfig",
+    "CheckedSweep",
+    "Engine",
+    "Replay",
+    "ReplaySummary",
+    "RunFindings",
+    "Session",
+    "SweepRequest",
+    "capture_stage",
+    "check_sweep",
+    "moved_cells",
+    "open_run",
+    "open_session",
+    "plan_capture_stage",
+    "plan_sweep",
+    "read_findings",
+    "sweep_stage",
+]
 
 DEFAULT_POLICIES = ("two_tier", "int8")
 DEFAULT_KS = ("8", "16", "32", "64", "128", "full")
@@ -201,6 +222,11 @@ def read_findings(path: str | Path) -> RunFindings:
         tuple(cells),
         tuple(control_lines(controls)),
     )
+
+
+def moved_cells(baseline: str | Path, path: str | Path) -> list[Movement]:
+    """Cells of a run that left the interval of the same cell in a baseline run, worse ones first."""
+    return movements(read_findings(baseline).cells, read_findings(path).cells)
 
 
 def _policy_verdict(summary: PolicySummary) -> str:
