@@ -42,6 +42,8 @@ from polykv.errors import CodecError
 
 # the first is the default and what "turbo" is taken to mean
 BITS = (8, 4, 3, 5, 6, 7)
+_LARGEST_RADIUS = 2.0**110
+_SAFE_RADII = (2.0**-60, 2.0**60)
 _QJL_SEED_OFFSET = 0xCAFEBABE00000001
 _PROJECTION_SEED_OFFSET = 0xDEADBEEF12345678
 
@@ -114,7 +116,11 @@ class TurboCodec(Codec):
 
     def decode(self, codes: Codes, rows: Sequence[int] | np.ndarray | None = None) -> np.ndarray:
         checked_codes(codes, self.head_dim)
-        return self._rotate_back(self._rotated(codes, checked_rows(rows, len(codes))))
+        chosen = checked_rows(rows, len(codes))
+        out = np.empty((len(chosen), self.head_dim), dtype=np.float32)
+        for chunk in row_chunks(len(chosen)):
+            out[chunk] = self._rotate_back(self._rotated(codes, chosen[chunk]))
+        return out
 
     def scores(self, queries: np.ndarray, codes: Codes) -> np.ndarray:
         checked_codes(codes, self.head_dim)
@@ -137,13 +143,17 @@ class TurboCodec(Codec):
         """(radii [n, pair] float32, angles [n, pair] uint8) of the rotated vectors' neighbouring pairs."""
         rotated = self._rotate(array)
         a, b = rotated[:, 0::2], rotated[:, 1::2]
+        wide_a, wide_b = a.astype(np.float64), b.astype(np.float64)
         with np.errstate(over="ignore", under="ignore", invalid="ignore"):
             radii = np.sqrt(a * a + b * b)
+            # squares leave float32's range long before radii do
+            safe = (radii > _SAFE_RADII[0]) & (radii < _SAFE_RADII[1])
+            radii = np.where(safe, radii, np.sqrt(wide_a * wide_a + wide_b * wide_b).astype(np.float32))
             # through float64, so that the angle is the same on every processor
-            theta = np.arctan2(b.astype(np.float64), a.astype(np.float64)).astype(np.float32)
+            theta = np.arctan2(wide_b, wide_a).astype(np.float32)
             turn = (theta + np.float32(np.pi)) / np.float32(2 * np.pi)
             bins = np.floor(turn * np.float32(1 << self.angle_bits))
-        return radii, np.nan_to_num(bins).astype(np.int64).astype(np.uint8) & np.uint8((1 << self.angle_bits) - 1)
+        return radii, np.nan_to_num(bins).astype(np.uint8) & np.uint8((1 << self.angle_bits) - 1)
 
     def _rotated(self, codes: Codes, rows: np.ndarray) -> np.ndarray:
         """[m, head_dim] float32: the chosen rows decoded, still rotated."""
@@ -156,8 +166,7 @@ class TurboCodec(Codec):
 
     def _rotate(self, array: np.ndarray) -> np.ndarray:
         if is_power_of_two(self.head_dim):
-            with np.errstate(over="ignore", invalid="ignore"):
-                return walsh_hadamard(array * hadamard_signs(self.head_dim, self.seed))
+            return walsh_hadamard(array * hadamard_signs(self.head_dim, self.seed))
         return rows_times(array, np.ascontiguousarray(dense_rotation_f32(self.head_dim, self.seed).T))
 
     def _rotate_back(self, rotated: np.ndarray) -> np.ndarray:
@@ -197,10 +206,10 @@ def bin_directions(angle_bits: int, angle_point: str) -> np.ndarray:
 
 
 def _refuse_overflow(radii: np.ndarray) -> None:
-    finite = np.isfinite(radii).all(axis=1)
-    if not finite.all():
-        row = int((~finite).argmax())
+    held = (radii <= _LARGEST_RADIUS).all(axis=1)
+    if not held.all():
+        row = int((~held).argmax())
         raise CodecError(
-            f"turbo: vectors[{row}] overflows float32 when rotated: no radius above 1.8e19 can be squared; "
-            "scale the vectors down"
+            f"turbo: vectors[{row}] has rotated coordinates of about {radii[row].max():.3g}, above 2^110 = 1.3e33: "
+            "rotating back could overflow float32; scale the vectors down"
         )
