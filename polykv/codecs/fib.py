@@ -37,7 +37,7 @@ from polykv.errors import CodecError
 BLOCK_DIM = 4
 # the first is the default and what "fib" is taken to mean
 CODEBOOK_SIZES = (32, 16, 64, 128, 256)
-_LARGEST_NORM = 2.0**126
+LARGEST_NORM = 2.0**126
 _BLOCKS_AT_ONCE = 1024
 
 
@@ -163,7 +163,7 @@ class FibCodec(Codec):
         if self.zero_vectors == "refuse":
             return _reference_norms(lengths)
         norms = small_floats(lengths, "float16")
-        _refuse_row(lengths > _LARGEST_NORM, lengths, "decoding could overflow float32; scale the vectors down")
+        _refuse_row(lengths > LARGEST_NORM, lengths, "decoding could overflow float32; scale the vectors down")
         return norms
 
     def _gram_scores(self, queries: np.ndarray, indices: np.ndarray) -> np.ndarray:

@@ -8,7 +8,7 @@ scored as if every residual had norm 1 is noise (recall@16 .95 → .74). The def
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import ClassVar
@@ -42,7 +42,7 @@ from polykv.errors import CodecError
 
 # the first is the default and what "turbo" is taken to mean
 BITS = (8, 4, 3, 5, 6, 7)
-_LARGEST_RADIUS = 2.0**110
+LARGEST_RADIUS = 2.0**110
 _SAFE_RADII = (2.0**-60, 2.0**60)
 _QJL_SEED_OFFSET = 0xCAFEBABE00000001
 _PROJECTION_SEED_OFFSET = 0xDEADBEEF12345678
@@ -108,24 +108,26 @@ class TurboCodec(Codec):
         for chunk in row_chunks(len(array)):
             radii[chunk], angles[chunk] = self._polar(array[chunk])
         _refuse_overflow(radii)
-        arrays = {"angles": angles, **({"radii": radii} if self.radii == "float32" else encode_log_radii(radii))}
-        codes = Codes(len(array), self.head_dim, arrays)
-        return (
-            codes if self.qjl == "off" else Codes(len(array), self.head_dim, {**arrays, **self._sketch(array, codes)})
-        )
+        plain = {"angles": angles, "radii": radii}
+        arrays = plain if self.radii == "float32" else {"angles": angles, **encode_log_radii(radii)}
+        if self.qjl != "off":
+            # the reference sketches the residual of exact radii, whatever it then writes
+            known = plain if self.qjl == "unit_norm" else arrays
+            arrays = {**arrays, **self._sketch(array, self._rotate_back(self._rotated(known, slice(None))))}
+        return Codes(len(array), self.head_dim, arrays)
 
     def decode(self, codes: Codes, rows: Sequence[int] | np.ndarray | None = None) -> np.ndarray:
         checked_codes(codes, self.head_dim)
         chosen = checked_rows(rows, len(codes))
         out = np.empty((len(chosen), self.head_dim), dtype=np.float32)
         for chunk in row_chunks(len(chosen)):
-            out[chunk] = self._rotate_back(self._rotated(codes, chosen[chunk]))
+            out[chunk] = self._rotate_back(self._rotated(codes.arrays, chosen[chunk]))
         return out
 
     def scores(self, queries: np.ndarray, codes: Codes) -> np.ndarray:
         checked_codes(codes, self.head_dim)
         array = checked_vectors(queries, self.head_dim, "queries")
-        rotated = self._rotated(codes, np.arange(len(codes)))
+        rotated = self._rotated(codes.arrays, slice(None))
         with np.errstate(over="ignore", invalid="ignore"):
             scores = pairwise_dot(self._rotate(array), rotated)
             if self.qjl != "off":
@@ -155,14 +157,14 @@ class TurboCodec(Codec):
             bins = np.floor(turn * np.float32(1 << self.angle_bits))
         return radii, np.nan_to_num(bins).astype(np.uint8) & np.uint8((1 << self.angle_bits) - 1)
 
-    def _rotated(self, codes: Codes, rows: np.ndarray) -> np.ndarray:
+    def _rotated(self, arrays: Mapping[str, np.ndarray], rows: np.ndarray | slice) -> np.ndarray:
         """[m, head_dim] float32: the chosen rows decoded, still rotated."""
-        if self.radii == "float32":
-            radii = codes["radii"][rows]
+        if "radii" in arrays:
+            radii = arrays["radii"][rows]
         else:
-            radii = decode_log_radii(codes["log_radii"][rows], codes["log_range"][rows])
-        directions = bin_directions(self.angle_bits, self.angle_point)[codes["angles"][rows]]
-        return (radii[:, :, None] * directions).reshape(len(rows), self.head_dim)
+            radii = decode_log_radii(arrays["log_radii"][rows], arrays["log_range"][rows])
+        directions = bin_directions(self.angle_bits, self.angle_point)[arrays["angles"][rows]]
+        return (radii[:, :, None] * directions).reshape(len(radii), self.head_dim)
 
     def _rotate(self, array: np.ndarray) -> np.ndarray:
         if is_power_of_two(self.head_dim):
@@ -178,9 +180,9 @@ class TurboCodec(Codec):
         seed = add_seed(add_seed(self.seed, _QJL_SEED_OFFSET), _PROJECTION_SEED_OFFSET)
         return gaussian_projection(self.projections, self.head_dim, seed)
 
-    def _sketch(self, array: np.ndarray, codes: Codes) -> dict[str, np.ndarray]:
+    def _sketch(self, array: np.ndarray, decoded: np.ndarray) -> dict[str, np.ndarray]:
         """Signs of random projections of what decoding misses, and under "residual_norm" its norm."""
-        residual = array - self.decode(codes)
+        residual = array - decoded
         projected = rows_times(residual, np.ascontiguousarray(self._projection().T))
         sketch = {"signs": np.where(projected >= 0, np.int8(1), np.int8(-1))}
         if self.qjl == "residual_norm":
@@ -206,7 +208,7 @@ def bin_directions(angle_bits: int, angle_point: str) -> np.ndarray:
 
 
 def _refuse_overflow(radii: np.ndarray) -> None:
-    held = (radii <= _LARGEST_RADIUS).all(axis=1)
+    held = (radii <= LARGEST_RADIUS).all(axis=1)
     if not held.all():
         row = int((~held).argmax())
         raise CodecError(
