@@ -254,7 +254,7 @@ def test_root_files_are_checked_before_anything_is_read(place, kind):
         place.open()
 
 
-@pytest.mark.parametrize("flips", [25, pytest.param(400, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("flips", [25, pytest.param(200, marks=pytest.mark.slow)])
 def test_a_bit_flipped_anywhere_is_an_error_or_changes_nothing(disk_place, flips):
     """Metadata that does not matter may change unseen, data never."""
     sound = disk_place.open().cell(5, 0, "confirm")
