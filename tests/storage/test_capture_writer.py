@@ -331,5 +331,5 @@ def test_every_chunk_is_written_even_when_it_is_all_padding_or_zero(tmp_path):
     passage.layers[0].k[:] = 0
     fill_store(CaptureWriter.create(tmp_path / "s", meta), meta, [passage])
     for stream in ("k", "v", "q", "out"):
-        assert (tmp_path / f"s/layers/000/{stream}/c/0/0/0/0").is_file()
+        assert (tmp_path / f"s/layers/000/{stream}/c.0.0.0.0").is_file()
     assert not CaptureStore.open(tmp_path / "s").cell(0, 0, "confirm").keys[0, : passage.length].any()

@@ -15,21 +15,21 @@ META = make_meta(labels=4)
 
 # file of one chunk -> the words that must name it; each lies on the way of cell (5, 0, "confirm")
 CHUNKS = {
-    "layers/005/k/c/2/0/0/0": "array layers/005/k, passage 2, layer 5, kv_head 0",
-    "layers/005/v/c/3/0/0/0": "array layers/005/v, passage 3, layer 5, kv_head 0",
-    "layers/005/q/c/2/0/0/0": "array layers/005/q, passage 2, layer 5, kv_head 0",
-    "layers/005/out/c/3/0/0/0": "array layers/005/out, passage 3, layer 5, kv_head 0",
-    "layers/005/sink_logits/c/0": "array layers/005/sink_logits, layer 5, kv_head 0",
-    "layers/005/w_o/c/0/0": "array layers/005/w_o, layer 5, kv_head 0",
-    "length/c/2": "array length, passage 2",
-    "query_position/c/3/0": "array query_position, passage 3",
-    "document/c/0": "array document",
-    "logits/label_set/c/2/0": "array logits/label_set, passage 2",
-    "logits/full/c/2/0/0": "array logits/full, passage 2",
-    "logits/final_rms/c/3/0": "array logits/final_rms, passage 3",
-    "logits/label_token/c/3/0": "array logits/label_token, passage 3",
-    "projection/label_id/c/0": "array projection/label_id",
-    "projection/wlm_gamma/c/0/0": "array projection/wlm_gamma",
+    "layers/005/k/c.2.0.0.0": "array layers/005/k, passage 2, layer 5, kv_head 0",
+    "layers/005/v/c.3.0.0.0": "array layers/005/v, passage 3, layer 5, kv_head 0",
+    "layers/005/q/c.2.0.0.0": "array layers/005/q, passage 2, layer 5, kv_head 0",
+    "layers/005/out/c.3.0.0.0": "array layers/005/out, passage 3, layer 5, kv_head 0",
+    "layers/005/sink_logits/c.0": "array layers/005/sink_logits, layer 5, kv_head 0",
+    "layers/005/w_o/c.0.0": "array layers/005/w_o, layer 5, kv_head 0",
+    "length/c.2": "array length, passage 2",
+    "query_position/c.3.0": "array query_position, passage 3",
+    "document/c.0": "array document",
+    "logits/label_set/c.2.0": "array logits/label_set, passage 2",
+    "logits/full/c.2.0.0": "array logits/full, passage 2",
+    "logits/final_rms/c.3.0": "array logits/final_rms, passage 3",
+    "logits/label_token/c.3.0": "array logits/label_token, passage 3",
+    "projection/label_id/c.0": "array projection/label_id",
+    "projection/wlm_gamma/c.0.0": "array projection/wlm_gamma",
 }
 
 
@@ -126,7 +126,7 @@ def test_a_damaged_chunk_is_named(disk_place, chunk, kind):
         expect_named(disk_place, chunk, kind)
         if kind == "missing":
             report = disk_place.open().verify()
-            assert [d.array for d in report.damage] == [chunk.split("/c/")[0]]
+            assert [d.array for d in report.damage] == [chunk.split("/c.")[0]]
             assert CHUNKS[chunk] in report.damage[0].reason
     finally:
         disk_place.repair()
@@ -144,7 +144,7 @@ def test_a_damaged_chunk_on_s3_is_named(s3_place, chunk, kind):
 
 
 def test_a_sound_chunk_in_the_wrong_place_is_refused(place):
-    place.put("layers/002/k/c/2/0/0/0", place.read("layers/002/k/c/2/1/0/0"))
+    place.put("layers/002/k/c.2.0.0.0", place.read("layers/002/k/c.2.1.0.0"))
     with pytest.raises(
         DamagedStoreError, match="layers/002/k, passage 2, layer 2, kv_head 0: its digest is .* the seal says"
     ):
@@ -157,7 +157,7 @@ def test_a_missing_chunk_that_would_read_as_its_own_value_is_refused(tmp_path):
     meta = make_meta(splits=("confirm",))
     writer = CaptureWriter.create(tmp_path / "s", meta)
     fill_store(writer, meta, [make_passage(meta, 0, n_queries=0)])
-    (tmp_path / "s/layers/002/q/c/0/0/0/0").unlink()
+    (tmp_path / "s/layers/002/q/c.0.0.0.0").unlink()
     with pytest.raises(DamagedStoreError, match=r"layers/002/q, passage 0, layer 2, kv_head 0: its file is missing"):
         CaptureStore.open(tmp_path / "s").cell(2, 0, "confirm")
 
@@ -168,7 +168,7 @@ def test_verify_lists_every_damage_and_counts_progress(place):
     seen = []
     report = place.open().verify(lambda done, total: seen.append((done, total)))
     assert not report.ok
-    assert {d.array for d in report.damage} == {chunk.split("/c/")[0] for chunk in CHUNKS}
+    assert {d.array for d in report.damage} == {chunk.split("/c.")[0] for chunk in CHUNKS}
     places = {(d.array, d.passage, d.layer, d.kv_head) for d in report.damage}
     assert ("layers/005/k", 2, 5, 0) in places
     assert ("projection/wlm_gamma", None, None, None) in places
