@@ -40,6 +40,14 @@ class Plan:
     set_aside: tuple[Path, ...]
     notes: tuple[str, ...]
 
+    def of_layer(self, layer: int) -> Plan:
+        """The part of the plan that is about one layer."""
+
+        def here(jobs: Iterable[Any]) -> tuple[Any, ...]:
+            return tuple(job for job in jobs if job.place.layer == layer)
+
+        return replace(self, units=here(self.units), jobs=here(self.jobs), means=here(self.means))
+
     @property
     def n_rows(self) -> int:
         """Rows the run ends with, results and controls together."""
