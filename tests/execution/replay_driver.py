@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 
 if __name__ == "__main__":  # worker processes import this file again
-    from conftest import run_once
+    from replay_world import run_once
 
     from polykv.execution.engines import Engine
 

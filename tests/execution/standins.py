@@ -12,7 +12,7 @@ import os
 import signal
 import time
 import uuid
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -34,6 +34,10 @@ class StandInPolicy:
     scale: float = 1.0
     center_keys: str = "off"
     sink_tokens: int = 0
+    off_in: tuple[tuple[int, int], ...] = ()  # cells whose keys are not centred
+
+    def for_cell(self, layer: int, kv_head: int) -> StandInPolicy:
+        return replace(self, center_keys="off") if (layer, kv_head) in self.off_in else self
 
     def to_dict(self) -> dict:
         return asdict(self)
@@ -43,7 +47,7 @@ class StandInPolicy:
 
     @classmethod
     def from_dict(cls, raw: dict) -> StandInPolicy:
-        return cls(**raw)
+        return cls(**raw | {"off_in": tuple(map(tuple, raw["off_in"]))})
 
 
 @dataclass(frozen=True)
@@ -114,7 +118,9 @@ class FailurePlan:
             time.sleep(0.3)
 
 
-def sweep_cell(data: CellData, policy: StandInPolicy, config: StandInConfig, key_mean: np.ndarray | None) -> list[dict]:
+def sweep_cell(
+    data: CellData, policy: StandInPolicy, config: StandInConfig, key_mean: np.ndarray | None, artifacts: object = None
+) -> list[dict]:
     """Rows of every candidate_k and of window_only; each figure comes from a float32 matrix product."""
     cell = f"{data.spec.layer},{data.kv_head},{data.split}"
     FailurePlan.here().called(f"sweep,{cell},{policy.name},k{','.join(map(str, config.candidate_ks))},")

@@ -11,7 +11,7 @@ import subprocess
 import numpy as np
 import pytest
 import standins
-from conftest import CONFIG, N_CONTROLS, N_PARTS, N_RESULTS, POLICIES
+from replay_world import CONFIG, N_CONTROLS, N_PARTS, N_RESULTS, POLICIES
 from standins import CELLS, STEPS, StandInConfig, StandInPolicy
 
 from polykv.errors import InputError, StorageFullError
@@ -159,6 +159,13 @@ def test_without_calibrate_passages_keys_are_not_centred_and_the_run_says_so(rep
     assert RunDirectory.open(done.path).state["sessions"][0]["replay"]["notes"] == list(done.summary.notes)
 
 
+def test_centring_is_the_cells_own(replay, plan):
+    policy = StandInPolicy("mixed", center_keys="calibrate_mean", off_in=((4, 0),))
+    mixed = replay(policies=[policy])
+    assert plan.calls("mean") == ["mean,1,0,calibrate,", "mean,4,1,calibrate,"]
+    assert mixed.summary.rows_failed == 0
+
+
 @pytest.mark.parametrize("damage", ["flip", "truncate", "delete"])
 def test_damaged_parts_are_set_aside_and_computed_again(replay, plan, damage):
     first = replay()
@@ -180,7 +187,7 @@ def test_damaged_parts_are_set_aside_and_computed_again(replay, plan, damage):
 
 def test_a_damaged_slab_is_a_failed_row_that_names_it(replay, store_path, tmp_path):
     shutil.copytree(store_path, tmp_path / "copy")
-    chunk = tmp_path / "copy" / "layers" / "004" / "k" / "c" / "2" / "1" / "0" / "0"
+    (chunk,) = (tmp_path / "copy" / "layers" / "004" / "k").glob("*2.1.0.0")  # passage 2, KV head 1
     data = bytearray(chunk.read_bytes())
     data[len(data) // 2] ^= 1
     chunk.write_bytes(bytes(data))

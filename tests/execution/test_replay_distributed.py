@@ -10,7 +10,7 @@ import time
 from pathlib import Path
 
 import pytest
-from conftest import N_PARTS
+from replay_world import N_PARTS
 
 from polykv.execution.engines import Engine
 from polykv.schemas import RESULTS
