@@ -20,12 +20,14 @@ N_CONTROLS = 3 * 2 * 4
 N_PARTS = 3 * 2 * 3  # cells × splits × (two policies and the controls)
 
 
-def run_once(folder: Path, store: Path, engine=SERIAL, policies=POLICIES, config=CONFIG, **options) -> SimpleNamespace:
+def run_once(
+    folder: Path, store: Path, engine=SERIAL, policies=POLICIES, config=CONFIG, steps=STEPS, **options
+) -> SimpleNamespace:
     """Replay into `folder`: the summary, the run directory's path and its tables' bytes."""
     opened = CaptureStore.open(str(store))
     wanted = replay_config(opened, policies, config, options.get("cells"))
     with RunDirectory.create_or_resume(folder, wanted) as directory:
-        summary = run_replay(opened, policies, config, directory, engine, steps=STEPS, **options)
+        summary = run_replay(opened, policies, config, directory, engine, steps=steps, **options)
     return SimpleNamespace(summary=summary, path=directory.path, tables=tables(directory.path))
 
 

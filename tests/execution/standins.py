@@ -20,6 +20,7 @@ import numpy as np
 from polykv.errors import StorageFullError
 from polykv.execution.steps import Steps
 from polykv.receipts import digest_json
+from polykv.replay import selection
 from polykv.schemas import CONTROLS, RESULTS, SELECTION
 from polykv.storage import CaptureWriter
 from polykv.types import CaptureMeta, CellData, Document, LayerCapture, LayerSpec, PassageCapture
@@ -192,11 +193,21 @@ def selection_rows(results: list[dict], controls: list[dict]) -> list[dict]:
     return chosen
 
 
-N_TOKENS, N_QUERIES, HEAD_DIM = 16, 3, 8
+def real_selection(results: list[dict], controls: list[dict]) -> list[dict]:
+    """The real choice, under the run's id."""
+    return [{**row, "run_id": results[0]["run_id"]} for row in selection.selection_rows(results, controls)]
+
+
+N_TOKENS, HEAD_DIM = 16, 8
 CELLS = ((1, 0), (4, 0), (4, 1))
 
 
-def write_store(path: Path, splits: tuple[str, ...] = ("calibrate", "select", "confirm", "confirm")) -> None:
+def write_store(
+    path: Path,
+    splits: tuple[str, ...] = ("calibrate", "select", "confirm", "confirm"),
+    n_tokens: int = N_TOKENS,
+    positions: tuple[int, ...] = (10, 12, 14),
+) -> None:
     """A sealed capture of one layer with one KV head and one with two, seeded."""
     layers = tuple(LayerSpec(layer, 2 * heads, heads, HEAD_DIM, HEAD_DIM, 0.35) for layer, heads in ((1, 1), (4, 2)))
     meta = CaptureMeta(
@@ -209,8 +220,8 @@ def write_store(path: Path, splits: tuple[str, ...] = ("calibrate", "select", "c
         passage_split=splits,
         passage_document=(0,) * len(splits),
         layers=layers,
-        n_tokens=N_TOKENS,
-        n_queries=N_QUERIES,
+        n_tokens=n_tokens,
+        n_queries=len(positions),
         logits_reason="no_linear_projection",
     )
     writer = CaptureWriter.create(str(path), meta)
@@ -222,12 +233,12 @@ def write_store(path: Path, splits: tuple[str, ...] = ("calibrate", "select", "c
 
         captured = {
             spec.layer: LayerCapture(
-                k=draw(spec.n_kv_heads, N_TOKENS, HEAD_DIM),
-                v=draw(spec.n_kv_heads, N_TOKENS, HEAD_DIM),
-                q=draw(spec.n_q_heads, N_QUERIES, HEAD_DIM),
-                out=draw(spec.n_q_heads, N_QUERIES, HEAD_DIM),
+                k=draw(spec.n_kv_heads, n_tokens, HEAD_DIM),
+                v=draw(spec.n_kv_heads, n_tokens, HEAD_DIM),
+                q=draw(spec.n_q_heads, len(positions), HEAD_DIM),
+                out=draw(spec.n_q_heads, len(positions), HEAD_DIM),
             )
             for spec in layers
         }
-        writer.write_passage(PassageCapture(index, rng.integers(0, 99, N_TOKENS), np.array([10, 12, 14]), captured))
+        writer.write_passage(PassageCapture(index, rng.integers(0, 99, n_tokens), np.array(positions), captured))
     writer.seal()
