@@ -125,6 +125,15 @@ def test_a_failed_cell_is_rows_with_a_reason_and_the_next_run_repairs_it(replay,
     assert RunDirectory.open(hurt.path).status == "complete"
 
 
+def test_a_budget_that_fails_alone_is_one_failed_row(replay, plan, whole):
+    plan.set(sweep_1_0_select_plain_k8_=("raise", None))
+    hurt = replay(ks_per_job=1)
+    failed = [r for r in read_rows(hurt.path / "results.parquet", RESULTS) if r["status"] == "failed"]
+    assert [(r["layer"], r["split"], r["policy"], r["candidate_k"]) for r in failed] == [(1, "select", "plain", 8)]
+    plan.set()
+    assert replay().tables == whole.tables
+
+
 def test_a_mean_that_cannot_be_fitted_fails_its_cell_and_policy_alone(replay, plan, whole):
     plan.set(mean_4_0=("raise", None))
     hurt = replay("hurt")
@@ -245,7 +254,7 @@ def test_a_disk_that_really_runs_full_loses_nothing(replay, plan, whole, tmp_pat
         assert done.summary.parts_set_aside == ()
         assert done.tables == whole.tables
     finally:
-        subprocess.run(["umount", str(place)], check=True)
+        subprocess.run(["umount", "-l", str(place)], check=True)
 
 
 @pytest.mark.parametrize(
