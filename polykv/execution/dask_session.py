@@ -91,7 +91,7 @@ class DaskSession:
                 completed.update(submit())
                 yield job, outcome
         finally:
-            if in_flight:
+            if in_flight and self._client.status == "running":
                 self._client.cancel(list(in_flight))
 
     def _submit(self, function: Callable[[Any], Any], job: Any) -> Future:
