@@ -19,22 +19,23 @@ import numpy as np
 
 from polykv.capture.buffer import DROP_REASONS, BoundedRows, checked_count
 from polykv.errors import CaptureError
+from polykv.types import LayerSpec
 
 
 @dataclass(frozen=True, eq=False)
 class AttentionRecord:
     """Queries and outputs of one layer, with the rules the layer said it attends by.
 
-    q [q_head, query, head_dim], out [q_head, query, value_dim], float32. `sink_logits`
-    [q_head] float32 or None.
+    q [q_head, query, head_dim], out [q_head, query, value_dim], sink_logits [q_head] or None:
+    float32. exact_out [q_head, query, value_dim]: the output for the same tensors in float32,
+    None when the model ran in float32.
     """
 
     q: np.ndarray
     out: np.ndarray
-    softmax_scale: float
-    sliding_window: int | None = None
-    logit_softcap: float | None = None
+    spec: LayerSpec
     sink_logits: np.ndarray | None = None
+    exact_out: np.ndarray | None = None
 
 
 class CaptureSession:

@@ -14,6 +14,7 @@ from polykv.replay.statistics import Interval, metric_interval
 from polykv.types import CellData
 
 NO_LOGITS = "no_logit_data_in_capture"
+NOTHING_ATTENDED = "nothing_attended: the policy keeps no exact tokens"
 
 # Row metric → field of HeadFigures: [query, budget] ones, then [query] ones.
 _BY_BUDGET = {
@@ -40,7 +41,13 @@ def candidate_rows(
     """
     base = _identity(data, policy, config, figures) | costs
     rows = [_row(base, figures, config, column, k) for column, k in enumerate(config.candidate_ks, start=1)]
-    return [*rows, _row(base, figures, config, 0, 0) | {"row_kind": "window_only"}]
+    return [*rows, _window_only(_row(base, figures, config, 0, 0))]
+
+
+def _window_only(row: dict[str, Any]) -> dict[str, Any]:
+    """The row of the exact tokens alone: nothing was selected, so nothing was recalled."""
+    row = row | {"row_kind": "window_only", "topk_recall_mean": None}
+    return row if row["exact_values_total"] else row | {"verdict_reason": NOTHING_ATTENDED}
 
 
 def finite(value: float | None) -> float | None:

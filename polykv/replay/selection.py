@@ -50,7 +50,11 @@ def selection_rows(results: Iterable[dict[str, Any]], controls: list[dict[str, A
 def _selection_row(rows: list[dict[str, Any]], controls: list[dict[str, Any]]) -> dict[str, Any]:
     usable = [r for r in rows if r["status"] == "ok"]
     select = {r["candidate_k"]: r for r in usable if r["split"] == "select" and r["row_kind"] == "candidate"}
-    confirm = {r["candidate_k"]: r for r in judged(usable, controls) if r["split"] == "confirm" and r["row_kind"] == "candidate"}
+    confirm = {
+        r["candidate_k"]: r
+        for r in judged(usable, controls)
+        if r["split"] == "confirm" and r["row_kind"] == "candidate"
+    }
     window = next((r for r in usable if r["split"] == "confirm" and r["row_kind"] == "window_only"), None)
     passing = [k for k, row in sorted(select.items()) if row["verdict"] == "pass"]
     chosen = passing[0] if passing else None

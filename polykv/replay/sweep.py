@@ -12,7 +12,6 @@ from typing import Any
 
 import numpy as np
 
-from polykv.errors import InputError
 from polykv.policy import CompressionPolicy
 from polykv.replay.config import SweepConfig
 from polykv.replay.cost import byte_figures
@@ -21,6 +20,9 @@ from polykv.replay.labels import label_figures
 from polykv.replay.passage import Passage, TierCodecs, encode_passage, passages_of, replay_passage, shared_tokens_of
 from polykv.replay.rows import candidate_rows
 from polykv.types import CellData
+
+# Why a row of a centring policy was measured without.
+NOT_CENTRED = "keys_not_centred: no calibrate data"
 
 Artifacts = Callable[[str], Mapping[str, np.ndarray]]
 
@@ -34,17 +36,13 @@ def sweep_cell(
 ) -> list[dict[str, Any]]:
     """Rows for one cell under one policy over all passages of `data`'s split.
 
-    One row per candidate_k, then the `window_only` row when the policy keeps exact tokens.
-    Rows hold every column of `schemas.RESULTS` but run_id and row_digest. `key_mean`
-    [head_dim] float32 is needed when the policy centres its keys. Raises InputError for a
-    split that cannot be replayed, NonFiniteError naming the place of a NaN.
+    One row per candidate_k, then the `window_only` row. Rows hold every column of
+    `schemas.RESULTS` but run_id and row_digest. `key_mean` [head_dim] float32 is what a policy
+    that centres its keys subtracts; without one keys stay as they are, and `reason` says so.
+    Raises InputError for a split that cannot be replayed, NonFiniteError naming the place of a
+    NaN, CodecError for a head_dim that a codec cannot take.
     """
     here = policy.for_cell(data.spec.layer, data.kv_head)
-    if here.center_keys != "off" and key_mean is None:
-        raise InputError(
-            f"policy {policy.name!r} centres keys but cell {data.cell.key} has no mean; "
-            'fit one on split calibrate (replay.means.key_mean) or set center_keys to "off"'
-        )
     mean = key_mean if here.center_keys != "off" else None
     codecs = cell_codecs(here, data, artifacts)
     budgets = np.array([0, *config.candidate_ks])
@@ -53,7 +51,9 @@ def sweep_cell(
     )
     costs = byte_figures(here, codecs, data.spec, figures.code_bytes, figures.n_tokens)
     rows = candidate_rows(data, policy, config, figures, costs)
-    return rows if here.has_exact_tokens else [row for row in rows if row["row_kind"] != "window_only"]
+    if here.center_keys != "off" and mean is None:
+        return [row | {"reason": NOT_CENTRED} for row in rows]
+    return rows
 
 
 def cell_codecs(policy: CompressionPolicy, data: CellData, artifacts: Artifacts | None = None) -> TierCodecs:

@@ -5,11 +5,12 @@ import pytest
 
 from polykv.capture import AttentionRecord, capturing
 from polykv.errors import CaptureError
+from polykv.types import LayerSpec
 
 
 def attention(n_heads=2, n_queries=3, width=4):
     q = np.ones((n_heads, n_queries, width), np.float32)
-    return AttentionRecord(q, q, softmax_scale=0.5)
+    return AttentionRecord(q, q, LayerSpec(0, n_heads, n_heads, width, width, 0.5))
 
 
 def test_layers_and_streams_may_differ_in_width():
@@ -21,7 +22,7 @@ def test_layers_and_streams_may_differ_in_width():
     assert session.vectors(0, True).shape == (3, 4)
     assert session.vectors(0, False).shape == (3, 2)
     assert session.vectors(1, True).shape == (3, 8)
-    assert session.attention(0).softmax_scale == 0.5
+    assert session.attention(0).spec.softmax_scale == 0.5
 
 
 def _too_many(session):

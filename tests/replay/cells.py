@@ -39,9 +39,7 @@ def make_cell(
         positions[p] = np.linspace(length // 2, length - 2, n_queries).astype(np.int64)
         for h in range(group):
             sink = None if sink_logits is None else sink_logits[h]
-            outputs[p, h] = attend(
-                queries[p, h], keys[p, :length], values[p, :length], positions[p], spec, sink
-            )
+            outputs[p, h] = attend(queries[p, h], keys[p, :length], values[p, :length], positions[p], spec, sink)
     return CellData(
         spec=spec,
         kv_head=0,
