@@ -135,6 +135,7 @@ def export_fixture(
     split: str = "confirm",
     shared_tokens: int | None = None,
     seed: int = 42,
+    synthetic_projection: bool = False,
 ) -> CapturedReplayFixture:
     """A fixture of one query head of a capture store (see `polykv.replay.fixture_export`)."""
     opened = CaptureStore.open(store)
@@ -144,7 +145,9 @@ def export_fixture(
             raise InputError(f"{store} has passages 0 to {meta.n_passages - 1}, not {passage}")
         split = meta.passage_split[passage]
     data = opened.cell(layer, kv_head, split)
-    return fixture_of_cell(data, meta.model_id, n_queries, q_head, passage, shared_tokens, seed, meta.logits_reason)
+    return fixture_of_cell(
+        data, meta.model_id, n_queries, q_head, passage, shared_tokens, seed, synthetic_projection, meta.logits_reason
+    )
 
 
 def _resolved(ks: Sequence[int | str], fixture: CapturedReplayFixture) -> tuple[int, ...]:

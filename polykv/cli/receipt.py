@@ -114,6 +114,11 @@ def verify(file: str, as_json: bool, **evidence: Any) -> None:
 @click.option("--split", default="confirm", show_default=True, type=click.Choice(["calibrate", "select", "confirm"]))
 @click.option("--shared-tokens", type=int, help="Rows in the pool (default: half of the shortest query's).")
 @click.option("--seed", default=42, show_default=True, help="Seed of the fixture's pools and shells.")
+@click.option(
+    "--synthetic-projection",
+    is_flag=True,
+    help="The seed's projection instead of the model's (captures without logits).",
+)
 @click.option("--out", required=True, help="The fixture file to write.")
 def export(store: str, head: int, queries: int, out: str, **asked: Any) -> None:
     """Write real queries, keys and values of a capture STORE as a fixture in the seed's JSON.

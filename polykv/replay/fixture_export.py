@@ -3,7 +3,8 @@
 A fixture's replay knows no softmax scale, no window, no next layer: so queries are stored scaled, keys and
 values are the rows the query sees, the exact output is recomputed from exactly these tensors, and
 its logits are the head's own share, W · output with W = P / mean rms and no bias (P: see
-`polykv.replay.labels`). They are not the model's logits, and the note says so.
+`polykv.replay.labels`). They are not the model's logits, and the note says so. A capture without logit
+data can be exported with the seed's synthetic projection instead, when that is asked for.
 """
 
 from __future__ import annotations
@@ -14,8 +15,16 @@ from polykv.attention import masked_softmax
 from polykv.errors import InputError
 from polykv.replay.fixtures import CapturedReplayFixture, CapturedReplayQuery
 from polykv.replay.passage import Passage, passages_of
-from polykv.replay.seed_float32 import project_f32
+from polykv.replay.seed_float32 import argmax_last, output_projection, project_f32
 from polykv.types import CellData, CellLogits
+
+SYNTHETIC_LABELS = 64
+_HEAD_ONLY = (
+    "exact_logits are head-only logits (W · exact_attention_output, W = P / mean rms, no bias), not the model's"
+)
+_SYNTHETIC = (
+    "output_projection is the seed's synthetic one, label_token the top label: nothing here is the model's logits"
+)
 
 
 def fixture_of_cell(
@@ -26,26 +35,41 @@ def fixture_of_cell(
     passage: int | None = None,
     shared_tokens: int | None = None,
     seed: int = 42,
+    synthetic_projection: bool = False,
     logits_reason: str | None = None,
 ) -> CapturedReplayFixture:
     """`n_queries` queries of one query head of one passage, evenly spaced over those captured.
 
     q_head counts within the KV head's group; passage is an index of the capture (None: the first
     of the split with enough queries); shared_tokens None: half of the shortest query's rows.
-    Raises InputError, naming what is missing, for a capture without logits, a layer whose attention a fixture
+    synthetic_projection: 64 labels of the seed's deterministic projection, a query's label being
+    its top one. Raises InputError, naming what is missing, for a capture without logits, a layer whose attention a fixture
     cannot express (soft-cap, sink logits, values of another width), or too few queries.
     """
-    _check_layer(data, logits_reason)
+    _check_layer(data)
+    if data.logits is None and not synthetic_projection:
+        raise InputError(
+            f"the capture holds no logit data ({logits_reason or 'captured without labels'}), and a fixture needs an "
+            "output projection: capture with labels, or ask for the seed's synthetic one (--synthetic-projection)"
+        )
     if not 0 <= q_head < data.spec.group_size:
         raise InputError(f"KV head {data.kv_head} has query heads 0 to {data.spec.group_size - 1}, not {q_head}")
     chosen = _passage(data, passage, n_queries)
     row = int(np.flatnonzero(data.passages == chosen.index)[0])
     slots = np.flatnonzero(data.query_position[row] >= 0)
     picked = np.linspace(0, len(slots) - 1, n_queries).round().astype(int)
-    projection = _projection(data.logits, row, q_head, slots[picked])
-    labels = data.logits.label_token[row][slots[picked]]
+    if synthetic_projection:
+        projection, labels, logits_note = (
+            output_projection(SYNTHETIC_LABELS, data.spec.head_dim, seed),
+            None,
+            _SYNTHETIC,
+        )
+    else:
+        projection = _projection(data.logits, row, q_head, slots[picked])
+        labels, logits_note = data.logits.label_token[row][slots[picked]], _HEAD_ONLY
     queries = tuple(
-        _query(data, chosen, q_head, place, projection, int(label)) for place, label in zip(picked, labels, strict=True)
+        _query(data, chosen, q_head, place, projection, None if labels is None else int(labels[i]))
+        for i, place in enumerate(picked)
     )
     shortest = min(len(query.keys) for query in queries)
     shared = shortest // 2 if shared_tokens is None else shared_tokens
@@ -61,20 +85,12 @@ def fixture_of_cell(
         seed=seed,
         output_projection=projection,
         queries=queries,
-        note=(
-            f"{cell}; queries scaled by {data.spec.softmax_scale:.9g}; exact_logits are head-only logits "
-            "(W · exact_attention_output, W = P / mean rms, no bias), not the model's"
-        ),
+        note=f"{cell}; queries scaled by {data.spec.softmax_scale:.9g}; {logits_note}",
     )
 
 
-def _check_layer(data: CellData, logits_reason: str | None) -> None:
+def _check_layer(data: CellData) -> None:
     spec, where = data.spec, f"layer {data.spec.layer}"
-    if data.logits is None:
-        raise InputError(
-            f"the capture holds no logit data ({logits_reason or 'captured without labels'}), and a fixture needs an "
-            "output projection: capture with --labels above 0, a model whose logits are linear in its attention"
-        )
     if spec.logit_softcap is not None or spec.has_sink_logits:
         what = "soft-caps its attention logits" if spec.logit_softcap is not None else "has sink logits"
         raise InputError(f"{where} {what}, which a fixture cannot express; choose another layer or model")
@@ -106,7 +122,7 @@ def _projection(logits: CellLogits, row: int, q_head: int, slots: np.ndarray) ->
 
 
 def _query(
-    data: CellData, passage: Passage, q_head: int, place: int, projection: np.ndarray, label: int
+    data: CellData, passage: Passage, q_head: int, place: int, projection: np.ndarray, label: int | None
 ) -> CapturedReplayQuery:
     position, window = int(passage.positions[place]), data.spec.sliding_window
     first = 0 if window is None else max(0, position - window + 1)
@@ -117,4 +133,6 @@ def _query(
     raw = (keys.astype(np.float64) @ query.astype(np.float64))[None, :]
     weights = masked_softmax(raw, np.ones(raw.shape, bool))[0]
     output = (weights @ values.astype(np.float64)).astype(np.float32)
-    return CapturedReplayQuery(query, keys, values, output, project_f32(output, projection), label)
+    logits = project_f32(output, projection)
+    top = int(argmax_last(logits[None, :])[0])
+    return CapturedReplayQuery(query, keys, values, output, logits, top if label is None else label)
