@@ -35,7 +35,8 @@ MAY_IMPORT = {
     "cli": BASE | {"stages", "receipt_stages", "storage", "policy", "cli"},
     "__main__": {"cli"},
     "__init__": STAGES - {"stages"},
-    "flows": BASE | {"stages", "flows"},
+    # a flow takes the same options and shows the same progress as the command of its name
+    "flows": BASE | {"stages", "cli", "flows"},
 }
 
 NUMERIC = BASE | {"codecs", "policy", "pool", "replay", "calibration"}
@@ -52,7 +53,7 @@ ONLY_IN = {
     "torch": {"capture", "certify"},
     "transformers": {"capture", "certify"},
     "gguf": {"capture"},
-    "click": {"cli"},
+    "click": {"cli", "flows"},
     "rich": {"cli"},
 }
 # installed by an extra: imported inside the function that needs them, never when a module loads

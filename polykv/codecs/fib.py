@@ -51,8 +51,9 @@ class FibCodec(Codec):
     query_mode: "asymmetric" scores exact query blocks against codewords; "gram" replaces each
     query block by its nearest codeword first.
     zero_vectors: "encode" gives a zero vector norm 0, and stores the batch's norms in float32
-    when one does not fit float16 (see `small_floats`); "refuse" raises CodecError naming the row for a norm that
-    is zero, above 65504 or so small that float16 makes it 0.
+    when one does not fit float16 (see `small_floats`); only a norm above 2^126 is a CodecError.
+    "refuse" raises CodecError naming the row for a norm that is zero, above 65504 or so small
+    that float16 makes it 0.
     single_threshold: a batch of fewer vectors is rotated from float64 directions, a larger one
     from directions rounded to float32 first; indices can differ in rare near-ties. 4 is the
     reference's; 0 makes every vector's code independent of the size of its batch.

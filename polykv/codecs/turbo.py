@@ -53,14 +53,15 @@ class TurboCodec(Codec):
     """`bits` 3 to 8 name the codec turbo_{bits}bit; angles have bits − 1 bits.
 
     qjl: "off" stores no sketch; "residual_norm" stores the signs of `projections` random
-    projections of the residual and its norm (float16, see `small_floats`); "unit_norm" stores the signs and scores
-    them with norm 1. Decoding never uses the sketch.
+    projections of the residual and its norm; "unit_norm" stores the signs and scores them with
+    norm 1. Decoding never uses the sketch.
     radii: "log_u8" one byte a pair on a logarithmic scale per vector, "float32" as they are.
     angle_point: where in its bin an angle is decoded, "centre" or "lower_edge".
 
     Codes: angles [n, pair] uint8; radii [n, pair] float32, or log_radii [n, pair] uint8 with
     log_range [n, 2] float32 (lowest, highest); with a sketch signs [n, projection] int8 of ±1,
-    and residual_norms [n] float16 under "residual_norm".
+    and residual_norms [n] float16 (float32 when one does not fit, see `small_floats`) under
+    "residual_norm". A vector whose rotated coordinates exceed 2^110 is a CodecError.
     """
 
     seed: int = 0
