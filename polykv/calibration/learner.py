@@ -13,7 +13,7 @@ import numpy as np
 from scipy.linalg import cho_factor, cho_solve
 
 from polykv.codecs.base import checked_vectors
-from polykv.codecs.omp import SparseRows, batch_omp
+from polykv.codecs.omp import SparseRows, batch_omp, row_energies
 from polykv.errors import InputError
 
 METHODS = ("mod", "ksvd")
@@ -75,23 +75,23 @@ def learn_dictionary(rows: np.ndarray, config: LearnerConfig | None = None) -> L
     config = config or LearnerConfig()
     rows = np.asarray(rows)
     rows = checked_vectors(rows, rows.shape[1] if rows.ndim == 2 else 0, "rows")
-    total = float(np.einsum("nd,nd->", rows, rows, dtype=np.float64))
+    total = float(row_energies(rows).sum())
     mean = rows.mean(axis=0, dtype=np.float64).astype(np.float32) if config.center else np.zeros(rows.shape[1], np.float32)
     train = rows - mean
-    train = train[np.einsum("nd,nd->n", train, train, dtype=np.float64) > 0]
+    train = train[row_energies(train) > 0]
     if len(train) < config.n_atoms:
         raise InputError(
             f"{config.n_atoms} atoms asked for, but only {len(train)} of {len(rows)} rows are usable (not zero): "
             "ask for fewer atoms or give more rows"
         )
     atoms, history = initial_atoms(train, config.n_atoms), []
+    gram = atoms @ atoms.T
     for _ in range(config.iterations):
-        gram = atoms @ atoms.T
         codes = batch_omp(train, atoms, config.sparsity, gram)
         history.append(_relative(codes, total))
         atoms, used = _UPDATES[config.method](train, codes, atoms)
-        atoms = reseed(train, codes, atoms, used)
-    final = batch_omp(train, atoms, config.sparsity)
+        atoms, gram = reseed(train, codes, atoms, used)
+    final = batch_omp(train, atoms, config.sparsity, gram)
     return LearnedDictionary(atoms, mean, config, len(rows), tuple(history), _relative(final, total))
 
 
@@ -127,22 +127,25 @@ def update_ksvd(rows: np.ndarray, codes: SparseRows, atoms: np.ndarray) -> tuple
     return moved.astype(np.float32), used
 
 
-def reseed(rows: np.ndarray, codes: SparseRows, atoms: np.ndarray, used: np.ndarray) -> np.ndarray:
-    """Atoms that nobody used, that vanished, or that repeat an earlier one become the worst-coded rows, unit norm."""
-    alike = np.abs(np.tril(atoms @ atoms.T, -1)).max(axis=1) > DUPLICATE_CORRELATION
-    dead = np.flatnonzero((used == 0) | alike | ~np.any(atoms, axis=1))
+def reseed(rows: np.ndarray, codes: SparseRows, atoms: np.ndarray, used: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """(atoms, gram): atoms nobody used, or that repeat an earlier one, become the worst-coded rows at unit norm."""
+    gram = atoms @ atoms.T
+    rows_alike, columns_alike = np.nonzero(np.abs(gram) > DUPLICATE_CORRELATION)
+    dead = (used == 0) | ~np.any(atoms, axis=1)
+    dead[rows_alike[rows_alike > columns_alike]] = True
+    dead = np.flatnonzero(dead)[: len(rows)]
     if len(dead) == 0:
-        return atoms
+        return atoms, gram
     worst = np.argsort(-codes.residuals, kind="stable")[: len(dead)]
     atoms = atoms.copy()
-    atoms[dead[: len(worst)]] = _unit(rows[worst])
-    return atoms
+    atoms[dead] = _unit(rows[worst])
+    return atoms, atoms @ atoms.T
 
 
 def _unit(vectors: np.ndarray) -> np.ndarray:
     """Rows of unit norm, float32; a zero row stays zero."""
     wide = vectors.astype(np.float64)
-    norms = np.sqrt(np.einsum("nd,nd->n", wide, wide))
+    norms = np.sqrt(row_energies(wide))
     return (wide / np.where(norms > 0, norms, 1.0)[:, None]).astype(np.float32)
 
 

@@ -53,9 +53,14 @@ def batch_omp(rows: np.ndarray, atoms: np.ndarray, sparsity: int, gram: np.ndarr
         np.zeros((n, sparsity), np.int32), np.zeros((n, sparsity), np.float32), np.zeros(n, np.float64)
     )
     transposed = np.ascontiguousarray(atoms.T)
+    energies = row_energies(rows)
     for start in range(0, n, CHUNK_ROWS):
         part = slice(start, start + CHUNK_ROWS)
-        chunk = rows[part]
-        energies = np.einsum("nd,nd->n", chunk, chunk, dtype=np.float64)
-        pursue(chunk @ transposed, gram, energies, TOLERANCE, *(array[part] for array in found))
+        pursue(rows[part] @ transposed, gram, energies[part], TOLERANCE, *(array[part] for array in found))
     return found
+
+
+def row_energies(rows: np.ndarray) -> np.ndarray:
+    """[n] float64: ‖row‖² of rows [n, head_dim]."""
+    wide = np.asarray(rows, np.float64)
+    return np.einsum("nd,nd->n", wide, wide)
