@@ -1,0 +1,119 @@
+"""The arms of a go/no-go: learned dictionaries and their rivals, each scored on both splits."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from polykv.calibration.learner import LearnedDictionary, learn_dictionary
+from polykv.calibration.rivals import Coded, rival_curves
+from polykv.calibration.sample import Sample
+from polykv.calibration.scoring import ArmScore, score
+from polykv.calibration.settings import GonogoSettings
+from polykv.codecs.omp import batch_omp
+from polykv.codecs.sparse import SparseCodec, SparseDictionary
+from polykv.errors import InputError
+from polykv.receipts import canonical_json
+
+
+@dataclass(frozen=True, eq=False)
+class Arm:
+    """One codec configuration with its score on calibrate and on confirm.
+
+    grid is (n_atoms, sparsity) for a dictionary, None for a rival; artifact the dictionary's digest.
+    """
+
+    name: str
+    config: Mapping[str, Any]
+    calibrate: ArmScore
+    confirm: ArmScore
+    grid: tuple[int, int] | None = None
+    artifact: str | None = None
+
+
+@dataclass(frozen=True, eq=False)
+class Arms:
+    """All arms; `curves` gives, per rival family, the positions of its points in `arms`.
+
+    absent: rival families that cannot code this head_dim, and why. failed: grid points that
+    could not be learned, and why. dictionaries by digest; primary: what the first grid point learned.
+    """
+
+    arms: tuple[Arm, ...]
+    curves: Mapping[str, tuple[int, ...]]
+    absent: Mapping[str, str]
+    failed: Mapping[tuple[int, int], str]
+    dictionaries: Mapping[str, SparseDictionary]
+    primary: LearnedDictionary
+    train_rows: np.ndarray = field(repr=False)
+
+    @property
+    def sparse(self) -> tuple[int, ...]:
+        """Positions of the dictionary arms."""
+        return tuple(i for i, arm in enumerate(self.arms) if arm.grid is not None)
+
+
+def score_arms(calibrate: Sample, confirm: Sample, settings: GonogoSettings) -> Arms:
+    """Fit on calibrate, score on both. Raises InputError when the primary dictionary cannot be learned."""
+    train = _thinned(calibrate.rows, settings.train_rows_max)
+    learned, failed = _learn_grid(train, settings)
+    arms, dictionaries = [], {}
+    for grid, result in learned.items():
+        dictionary = SparseDictionary(result.atoms, result.mean, _provenance(result))
+        dictionaries[dictionary.digest] = dictionary
+        arms += _dictionary_arms(dictionary, grid, calibrate, confirm, settings)
+    mean = calibrate.rows.mean(axis=0, dtype=np.float64).astype(np.float32)
+    families, absent = rival_curves(calibrate.rows.shape[1], settings.seed)
+    place, curves = {}, {}
+    for family, rivals in families.items():
+        for rival in rivals:
+            if rival not in place:
+                place[rival] = len(arms)
+                scores = (score(s, rival.code(s.rows, mean, s.run), s is confirm) for s in (calibrate, confirm))
+                arms.append(Arm(rival.name, rival.config(), *scores))
+        curves[family] = tuple(place[rival] for rival in rivals)
+    return Arms(tuple(arms), curves, absent, failed, dictionaries, learned[settings.grid[0]], train)
+
+
+def _learn_grid(train: np.ndarray, settings: GonogoSettings) -> tuple[dict, dict]:
+    learned, failed = {}, {}
+    for grid in settings.grid:
+        try:
+            learned[grid] = learn_dictionary(train, settings.learner(*grid))
+        except InputError as error:
+            if grid == settings.grid[0]:
+                raise
+            failed[grid] = str(error)
+    return learned, failed
+
+
+def _dictionary_arms(
+    dictionary: SparseDictionary, grid: tuple[int, int], calibrate: Sample, confirm: Sample, settings: GonogoSettings
+) -> list[Arm]:
+    """One arm per coefficient format; the pursuit is done once and its result quantised several ways."""
+    gram = dictionary.atoms @ dictionary.atoms.T
+    pursued = [batch_omp(s.rows - dictionary.mean, dictionary.atoms, grid[1], gram) for s in (calibrate, confirm)]
+    arms = []
+    for coefficients in settings.coefficients:
+        codec = SparseCodec.of(dictionary, grid[1], coefficients)
+        scores = []
+        for sample, found in zip((calibrate, confirm), pursued, strict=True):
+            decoded = codec.decode(codec.quantise(found.indices, found.coefficients))
+            bits = codec.bits_per_vector * len(sample.rows)
+            scores.append(score(sample, Coded(decoded, bits, codec.side_nbytes()), sample is confirm))
+        arms.append(Arm(codec.codec_id, codec.config(), *scores, grid, dictionary.digest))
+    return arms
+
+
+def _provenance(learned: LearnedDictionary) -> dict[str, str]:
+    return {"learner": canonical_json(learned.config).decode(), "n_rows": str(learned.n_rows)}
+
+
+def _thinned(rows: np.ndarray, most: int | None) -> np.ndarray:
+    """At most `most` rows, evenly spaced."""
+    if most is None or len(rows) <= most:
+        return rows
+    return rows[np.linspace(0, len(rows) - 1, most).round().astype(np.int64)]
