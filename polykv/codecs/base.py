@@ -79,6 +79,11 @@ class Codec(ABC):
         """Bytes kept once for any number of vectors (codebooks, rotations not derivable from a seed)."""
         return 0
 
+    @classmethod
+    def implied_arguments(cls, codec_id: str) -> dict[str, Any]:
+        """Arguments that an id of this class already says (turbo_4bit: bits = 4)."""
+        return {}
+
     def config(self) -> dict[str, Any]:
         """{"id": codec_id, …every constructor argument} as plain JSON."""
         return {"id": self.codec_id, **{f.name: to_plain(getattr(self, f.name)) for f in fields(self)}}
@@ -90,7 +95,9 @@ class Codec(ABC):
 
 def checked_vectors(vectors: np.ndarray, head_dim: int, what: str = "vectors") -> np.ndarray:
     """[n, head_dim] float32, C order; refuses another width (both numbers) and NaN/inf (the place)."""
-    array = np.ascontiguousarray(vectors, dtype=np.float32)
+    # numbers beyond float32 become inf here and are refused below, with their place
+    with np.errstate(over="ignore"):
+        array = np.ascontiguousarray(vectors, dtype=np.float32)
     if array.ndim != 2 or array.shape[1] != head_dim:
         got = array.shape[1] if array.ndim == 2 else f"{array.ndim} axes"
         raise DimensionMismatch(f"{what}: dimension mismatch: expected {head_dim}, got {got}")
