@@ -99,8 +99,9 @@ class CaptureMeta:
 
     `passage_split` and `passage_document` have one entry a passage (`passage_document`
     indexes `documents`); `n_tokens` is the longest passage, in tokens; `n_labels` is 0 when
-    no logit data is stored, and `logits_reason` then says why. `store_dtype` is what K, V, q
-    and out are stored in, `compute_dtype` what the model ran in.
+    no logit data is stored, and `logits_reason` then says why. `store_dtype` is what K, V, q,
+    out, W_o and wlm_gamma are stored in, `compute_dtype` what the model ran in. `split_rule` says
+    what the splits were made of: "document", "region" (disjoint parts of documents) or "by hand".
     """
 
     model_id: str
@@ -119,6 +120,7 @@ class CaptureMeta:
     store_dtype: str = "float32"
     compute_dtype: str = "float32"
     logits_reason: str | None = None
+    split_rule: str = ""
     versions: Mapping[str, str] = field(default_factory=dict)
     command: str = ""
 

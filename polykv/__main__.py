@@ -1,0 +1,6 @@
+"""`python -m polykv`."""
+
+from polykv.cli import run
+
+if __name__ == "__main__":
+    run()

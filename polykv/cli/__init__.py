@@ -1,0 +1,89 @@
+"""The command line: `polykv COMMAND`. Each command says what it does with --help.
+
+Exit codes: 0 it ran and no requested gate failed; 1 the verdict; 2 bad input or usage;
+3 damaged or incomplete data, or a failed cell; 130 interrupted.
+"""
+
+from __future__ import annotations
+
+import difflib
+import sys
+
+import click
+
+from polykv import __version__
+from polykv.errors import PolykvError
+
+INTERRUPTED = 130
+
+
+class Commands(click.Group):
+    """A group that loads a command's module when it is asked for, and suggests the nearest name."""
+
+    modules = {
+        "calibrate": "polykv.cli.sweep:calibrate",
+        "capture": "polykv.cli.capture:capture",
+        "inspect": "polykv.cli.stores:inspect",
+        "receipt": "polykv.cli.receipt:receipt",
+        "replay": "polykv.cli.sweep:replay",
+        "show": "polykv.cli.runs:show",
+        "verify": "polykv.cli.stores:verify",
+    }
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return sorted(self.modules)
+
+    def get_command(self, ctx: click.Context, name: str) -> click.Command | None:
+        reference = self.modules.get(name)
+        if reference is None:
+            return None
+        module, _, attribute = reference.partition(":")
+        return getattr(__import__(module, fromlist=[attribute]), attribute)
+
+    def resolve_command(self, ctx: click.Context, args: list[str]) -> tuple:
+        if args and args[0] not in self.modules:
+            near = difflib.get_close_matches(args[0], self.modules, n=1)
+            hint = f" Did you mean {near[0]!r}?" if near else ""
+            raise click.UsageError(f"No such command {args[0]!r}.{hint} (polykv --help lists them)", ctx)
+        return super().resolve_command(ctx, args)
+
+
+@click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
+@click.version_option(__version__, prog_name="polykv")
+def cli() -> None:
+    """How far can an LLM's key-value cache be compressed, head by head, before the model changes?
+
+    \b
+    polykv capture --model smollm2 --corpus book.txt --out captures/mine
+    polykv calibrate --store captures/mine --out runs/mine
+    """
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run a command; returns the exit code and prints errors in one line, never a traceback."""
+    try:
+        code = cli.main(args=argv, prog_name="polykv", standalone_mode=False)
+    except click.exceptions.Exit as done:
+        return done.exit_code
+    except click.Abort:
+        click.echo("polykv: interrupted", err=True)
+        return INTERRUPTED
+    except click.ClickException as error:
+        error.show()
+        return error.exit_code
+    except PolykvError as error:
+        click.echo(f"polykv: {error}", err=True)
+        return error.exit_code
+    except KeyboardInterrupt:
+        click.echo("polykv: interrupted; what is done is kept: run the same command again to go on", err=True)
+        return INTERRUPTED
+    except BrokenPipeError:
+        # The reader of our output (head, less) went away: not an error of ours.
+        sys.stderr.close()
+        return 0
+    return code if isinstance(code, int) else 0
+
+
+def run() -> None:
+    """Entry point of the console script."""
+    sys.exit(main())

@@ -1,0 +1,172 @@
+"""Jobs on Dask workers: the only module that imports Dask.
+
+Jobs are submitted a few at a time and released as they complete: the scheduler never holds
+the whole plan or its results, and the loss of a worker costs only what it was running.
+"""
+
+from __future__ import annotations
+
+import logging
+import uuid
+from collections.abc import Callable, Iterable, Iterator
+from itertools import islice
+from typing import Any
+
+import dask
+from distributed import Client, Future, LocalCluster, as_completed
+from distributed.scheduler import KilledWorker
+
+from polykv.errors import InputError, WorkerError
+from polykv.execution.engines import WORKER_LOST, Engine, JobFailure, attempt
+from polykv.execution.threads import ONE_THREAD, pin_process
+from polykv.execution.versions import check_workers, computing_versions
+
+CONNECT_SECONDS = 20
+FIRST_WORKER_SECONDS = 120
+_REFRESH_EVERY = 64  # completed jobs between two looks at how many threads the workers have
+
+
+class DaskSession:
+    """Runs jobs on the workers of an engine; connects, or starts them, with the first job."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        self._cluster: LocalCluster | None = None
+        self._client: Client | None = None
+
+    def fan_out(self, function: Callable[[Any], Any], jobs: Iterable[Any]) -> Iterator[tuple[Any, Any]]:
+        """(job, result or JobFailure) of every job, as completed."""
+        waiting = list(jobs)
+        if not waiting:
+            return
+        self._connect()
+        suspects: list[Any] = []
+        for job, outcome in self._stream(function, waiting, self._limit):
+            lost = isinstance(outcome, JobFailure) and outcome.kind == WORKER_LOST
+            if lost and self._engine.kind != "local":
+                suspects.append(job)
+            else:
+                yield job, outcome
+        # A worker's death is blamed on every job queued on it, so those beside a deadly one look
+        # deadly too: alone, each shows what it is. (Our own workers have no queue: see _limit.)
+        for job in suspects:
+            yield from self._stream(function, [job], lambda: 1)
+
+    def close(self) -> None:
+        """Stop what this session started; a caller's own client is left as it is."""
+        if self._client is not None and self._engine.kind != "client":
+            self._client.close()
+        if self._cluster is not None:
+            self._cluster.close()
+        self._client = self._cluster = None
+
+    def _stream(
+        self, function: Callable[[Any], Any], jobs: list[Any], limit: Callable[[], int]
+    ) -> Iterator[tuple[Any, Any]]:
+        """Keep `limit()` jobs in flight until all are done; cancels the rest when closed early."""
+        queue = iter(jobs)
+        in_flight: dict[Future, Any] = {}
+        allowed = limit()
+
+        def submit() -> list[Future]:
+            room = max(0, allowed - len(in_flight))
+            new = {self._submit(function, job): job for job in islice(queue, room)}
+            in_flight.update(new)
+            return list(new)
+
+        try:
+            completed = as_completed(submit(), loop=self._client.loop, with_results=True, raise_errors=False)
+            for done, (future, result) in enumerate(completed, start=1):
+                job = in_flight.pop(future)
+                outcome = self._outcome(future, result)
+                future.release()
+                if done % _REFRESH_EVERY == 0:
+                    allowed = limit()
+                completed.update(submit())
+                yield job, outcome
+        finally:
+            if in_flight:
+                self._client.cancel(list(in_flight))
+
+    def _submit(self, function: Callable[[Any], Any], job: Any) -> Future:
+        key = f"{function.__name__}-{uuid.uuid4().hex}"
+        return self._client.submit(_attempt_pinned, function, job, key=key, pure=False)
+
+    def _outcome(self, future: Future, result: Any) -> Any:
+        if future.status == "finished":
+            return result
+        if future.status == "error":
+            error = result[1] if isinstance(result, tuple) else result
+            if isinstance(error, KilledWorker):
+                return JobFailure(WORKER_LOST, "every process that ran this job died; see the workers' memory and logs")
+            return JobFailure(type(error).__name__, str(error))
+        raise WorkerError(
+            f"the Dask scheduler {self._place()} was lost (a job is {future.status!r}); "
+            "finished jobs are kept: run the same command again"
+        )
+
+    def _connect(self) -> None:
+        if self._client is not None:
+            return
+        if self._engine.kind == "local":
+            self._start_local()
+        elif self._engine.kind == "address":
+            self._client = _reach(self._engine.address)
+        else:
+            self._client = _usable(self._engine.client)
+        self._check_workers()
+
+    def _start_local(self) -> None:
+        with dask.config.set({"distributed.worker.multiprocessing-method": "spawn"}):
+            self._cluster = LocalCluster(
+                n_workers=self._engine.local_workers,
+                threads_per_worker=1,
+                processes=True,
+                dashboard_address=None,
+                silence_logs=logging.CRITICAL,  # what goes wrong is told as a JobFailure
+                env=dict(ONE_THREAD),
+            )
+        self._client = Client(self._cluster, set_as_default=False)
+
+    def _check_workers(self) -> None:
+        try:
+            self._client.wait_for_workers(1, timeout=FIRST_WORKER_SECONDS)
+        except TimeoutError as error:
+            raise WorkerError(
+                f"the Dask scheduler {self._place()} has had no worker for {FIRST_WORKER_SECONDS} s: start some"
+            ) from error
+        check_workers(self._client.run(computing_versions, on_error="return"))
+
+    def _limit(self) -> int:
+        """Jobs in flight: one per process here; elsewhere some more than the threads there are now,
+        because the way is long and a cluster may grow with its queue."""
+        if self._engine.kind == "local":
+            return self._engine.local_workers
+        return 2 * sum(self._client.nthreads().values()) + 8
+
+    def _place(self) -> str:
+        return f"at {self._client.scheduler.address}" if self._client.scheduler else "of this session"
+
+
+def _attempt_pinned(function: Callable[[Any], Any], job: Any) -> Any:
+    """`attempt` in a worker process, which keeps to one thread from then on."""
+    pin_process()
+    return attempt(function, job)
+
+
+def _reach(address: str) -> Client:
+    try:
+        return Client(address, timeout=CONNECT_SECONDS, set_as_default=False)
+    except (OSError, TimeoutError, ValueError) as error:
+        raise WorkerError(
+            f"no Dask scheduler answers at {address} within {CONNECT_SECONDS} s ({error}): "
+            "start one (dask scheduler, dask worker), or use the engine local"
+        ) from error
+
+
+def _usable(client: Any) -> Client:
+    if not isinstance(client, Client):
+        raise InputError(f"client is a {type(client).__name__}, must be a dask.distributed Client")
+    if client.asynchronous or client.status != "running":
+        raise WorkerError(f"the Dask client is {client.status!r} or asynchronous: give a running, synchronous one")
+    return client

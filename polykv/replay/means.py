@@ -1,0 +1,28 @@
+"""The mean key of a cell: what centring subtracts before keys are coded."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from polykv.errors import InputError
+from polykv.types import CellData
+
+
+def key_mean(data: CellData, sink_tokens: int) -> np.ndarray:
+    """[head_dim] float32 mean of post-RoPE keys over the valid tokens of a split, sinks left out.
+
+    A constant added to every key adds the same q·mean to every logit and cancels in the
+    softmax; 40-69 % of the energy of real keys is this mean, so codes without it are finer.
+    """
+    total = np.zeros(data.spec.head_dim)
+    count = 0
+    for row, length in enumerate(data.lengths):
+        keys = data.keys[row, sink_tokens : int(length)]
+        total += keys.sum(axis=0, dtype=np.float64)
+        count += len(keys)
+    if count == 0:
+        raise InputError(
+            f"layer {data.spec.layer}, KV head {data.kv_head}: split {data.split!r} has no token beyond its "
+            f"{sink_tokens} sinks to take a mean key over"
+        )
+    return (total / count).astype(np.float32)
