@@ -14,9 +14,10 @@ from polykv.calibration.sample import Sample
 from polykv.calibration.scoring import ArmScore, score
 from polykv.calibration.settings import GonogoSettings
 from polykv.codecs.omp import batch_omp
-from polykv.codecs.sparse import SparseCodec, SparseDictionary
+from polykv.codecs.sparse import SparseCodec
 from polykv.errors import InputError
-from polykv.receipts import canonical_json
+from polykv.npz import npz_bytes
+from polykv.receipts import digest_bytes
 
 
 @dataclass(frozen=True, eq=False)
@@ -39,14 +40,14 @@ class Arms:
     """All arms; `curves` gives, per rival family, the positions of its points in `arms`.
 
     absent: rival families that cannot code this head_dim, and why. failed: grid points that
-    could not be learned, and why. dictionaries by digest; primary: what the first grid point learned.
+    could not be learned, and why. dictionaries: artifact arrays by the blake3 of their npz; primary: what the first grid point learned.
     """
 
     arms: tuple[Arm, ...]
     curves: Mapping[str, tuple[int, ...]]
     absent: Mapping[str, str]
     failed: Mapping[tuple[int, int], str]
-    dictionaries: Mapping[str, SparseDictionary]
+    dictionaries: Mapping[str, Mapping[str, np.ndarray]]
     primary: LearnedDictionary
     train_rows: np.ndarray = field(repr=False)
 
@@ -62,9 +63,10 @@ def score_arms(calibrate: Sample, confirm: Sample, settings: GonogoSettings) -> 
     learned, failed = _learn_grid(train, settings)
     arms, dictionaries = [], {}
     for grid, result in learned.items():
-        dictionary = SparseDictionary(result.atoms, result.mean, _provenance(result))
-        dictionaries[dictionary.digest] = dictionary
-        arms += _dictionary_arms(dictionary, grid, calibrate, confirm, settings)
+        arrays = result.artifact()
+        digest = digest_bytes(npz_bytes(arrays))
+        dictionaries[digest] = arrays
+        arms += _dictionary_arms(arrays, digest, grid, calibrate, confirm, settings)
     mean = calibrate.rows.mean(axis=0, dtype=np.float64).astype(np.float32)
     families, absent = rival_curves(calibrate.rows.shape[1], settings.seed)
     place, curves = {}, {}
@@ -91,25 +93,26 @@ def _learn_grid(train: np.ndarray, settings: GonogoSettings) -> tuple[dict, dict
 
 
 def _dictionary_arms(
-    dictionary: SparseDictionary, grid: tuple[int, int], calibrate: Sample, confirm: Sample, settings: GonogoSettings
+    arrays: Mapping[str, np.ndarray],
+    digest: str,
+    grid: tuple[int, int],
+    calibrate: Sample,
+    confirm: Sample,
+    settings: GonogoSettings,
 ) -> list[Arm]:
     """One arm per coefficient format; the pursuit is done once and its result quantised several ways."""
-    gram = dictionary.atoms @ dictionary.atoms.T
-    pursued = [batch_omp(s.rows - dictionary.mean, dictionary.atoms, grid[1], gram) for s in (calibrate, confirm)]
+    atoms, mean, (_, sparsity) = arrays["atoms"], arrays["mean"], grid
+    pursued = [batch_omp(s.rows - mean, atoms, sparsity) for s in (calibrate, confirm)]
     arms = []
     for coefficients in settings.coefficients:
-        codec = SparseCodec.of(dictionary, grid[1], coefficients)
+        codec = SparseCodec(atoms.shape[1], digest, sparsity, coefficients, arrays=arrays)
         scores = []
         for sample, found in zip((calibrate, confirm), pursued, strict=True):
-            decoded = codec.decode(codec.quantise(found.indices, found.coefficients))
-            bits = codec.bits_per_vector * len(sample.rows)
-            scores.append(score(sample, Coded(decoded, bits, codec.side_nbytes()), sample is confirm))
-        arms.append(Arm(codec.codec_id, codec.config(), *scores, grid, dictionary.digest))
+            codes = codec.quantise(found.indices, found.coefficients)
+            coded = Coded(codec.decode(codes), 8 * codec.nbytes(codes), codec.side_nbytes())
+            scores.append(score(sample, coded, sample is confirm))
+        arms.append(Arm(codec.codec_id, codec.config(), *scores, grid, digest))
     return arms
-
-
-def _provenance(learned: LearnedDictionary) -> dict[str, str]:
-    return {"learner": canonical_json(learned.config).decode(), "n_rows": str(learned.n_rows)}
 
 
 def _thinned(rows: np.ndarray, most: int | None) -> np.ndarray:

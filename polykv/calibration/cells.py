@@ -25,10 +25,10 @@ ALL_HEADS = -1
 
 @dataclass(frozen=True, eq=False)
 class CellGonogo:
-    """rows: dicts with every column of GONOGO; artifacts: file bytes by blake3; the judgement they come from."""
+    """rows: dicts with every column of GONOGO; artifacts: arrays by the blake3 of their npz; the judgement."""
 
     rows: list[dict[str, Any]]
-    artifacts: Mapping[str, bytes]
+    artifacts: Mapping[str, Mapping[str, np.ndarray]]
     judgement: Judgement
 
 
@@ -64,8 +64,7 @@ def gonogo_cell(
         "kv_head": confirm[0].kv_head if per_head else ALL_HEADS,
     }
     rows = gonogo_rows(judgement, place, slabs)
-    artifacts = {digest: d.to_bytes() for digest, d in judgement.arms.dictionaries.items()}
-    return CellGonogo(rows, artifacts, judgement)
+    return CellGonogo(rows, judgement.arms.dictionaries, judgement)
 
 
 def gonogo_rows(judgement: Judgement, place: Mapping[str, Any], slabs: Mapping[str, str]) -> list[dict[str, Any]]:
@@ -84,7 +83,7 @@ def gonogo_rows(judgement: Judgement, place: Mapping[str, Any], slabs: Mapping[s
     settings = judgement.settings
     rows = [_arm_row(judgement, index, common, slabs) for index in range(len(judgement.arms.arms))]
     for grid, reason in judgement.arms.failed.items():
-        rows += failed_rows({**place, "stream": place["stream"]}, settings, reason, (grid,), slabs)
+        rows += failed_rows(place, settings, reason, (grid,), slabs)
     return rows
 
 

@@ -13,7 +13,7 @@ from polykv.calibration.sample import Sample, sample_of_rows
 from polykv.calibration.scoring import energies, root_ratio
 from polykv.calibration.settings import LEGACY_RULE, RULE, GonogoSettings
 from polykv.calibration.verdict import INCONCLUSIVE, Comparison, Errors, Legacy, judge, legacy_verdict
-from polykv.codecs.sparse import SparseDictionary
+from polykv.codecs.sparse import SparseCodec
 from polykv.errors import DimensionMismatch
 from polykv.receipts import NUMERICS_VERSION, digest_array, digest_json, to_plain
 
@@ -69,9 +69,11 @@ class Judgement:
         return self.legacy.verdict
 
     @property
-    def dictionary(self) -> SparseDictionary:
-        """The primary dictionary."""
-        return self.arms.dictionaries[self.arms.arms[self.primary].artifact]
+    def codec(self) -> SparseCodec:
+        """The primary arm's codec, dictionary included."""
+        arm = self.arms.arms[self.primary]
+        arguments = {name: value for name, value in arm.config.items() if name != "id"}
+        return SparseCodec(**arguments, arrays=self.arms.dictionaries[arm.artifact])
 
     def __getitem__(self, name: str) -> Any:
         return self.to_dict()[name]

@@ -15,6 +15,7 @@ from scipy.linalg import cho_factor, cho_solve
 from polykv.codecs.base import checked_vectors
 from polykv.codecs.omp import SparseRows, batch_omp, row_energies
 from polykv.errors import InputError
+from polykv.receipts import canonical_json
 
 METHODS = ("mod", "ksvd")
 
@@ -63,6 +64,11 @@ class LearnedDictionary:
     n_rows: int
     error_history: tuple[float, ...]
     train_relative_error: float
+
+    def artifact(self) -> dict[str, np.ndarray]:
+        """The arrays to save: what the codec `sparse` needs, and how they were learned as JSON bytes [byte] uint8."""
+        made = canonical_json({"learner": self.config, "n_rows": self.n_rows})
+        return {"atoms": self.atoms, "mean": self.mean, "learned": np.frombuffer(made, np.uint8)}
 
 
 def learn_dictionary(rows: np.ndarray, config: LearnerConfig | None = None) -> LearnedDictionary:
