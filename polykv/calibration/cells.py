@@ -128,7 +128,11 @@ def _arm_row(judgement: Judgement, index: int, common: Mapping[str, Any], slabs:
         row |= _comparison_columns(judgement, index)
     if primary:
         legacy = judgement.legacy
-        row |= {"verdict": judgement.verdict, "verdict_reason": judgement.verdict_reason, "legacy_verdict": legacy.verdict}
+        row |= {
+            "verdict": judgement.verdict,
+            "verdict_reason": judgement.verdict_reason,
+            "legacy_verdict": legacy.verdict,
+        }
         row |= {"legacy_dictionary_error": legacy.dictionary_error, "legacy_ternary_error": legacy.ternary_error}
     return row
 
@@ -151,7 +155,9 @@ def _comparison_columns(judgement: Judgement, index: int) -> dict[str, Any]:
     return columns
 
 
-def _blank(place: Mapping[str, Any], config: Mapping[str, Any], settings: GonogoSettings, slabs: Mapping[str, str]) -> dict:
+def _blank(
+    place: Mapping[str, Any], config: Mapping[str, Any], settings: GonogoSettings, slabs: Mapping[str, str]
+) -> dict:
     """Every column of GONOGO: null, but for what identifies the row."""
     row: dict[str, Any] = dict.fromkeys(GONOGO.column_names)
     row |= place

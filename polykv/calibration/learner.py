@@ -45,7 +45,9 @@ class LearnerConfig:
             if getattr(self, name) < 1:
                 raise InputError(f"{name} is {getattr(self, name)}, must be at least 1")
         if self.sparsity > self.n_atoms:
-            raise InputError(f"sparsity {self.sparsity} > n_atoms {self.n_atoms}: a vector cannot use more atoms than there are")
+            raise InputError(
+                f"sparsity {self.sparsity} > n_atoms {self.n_atoms}: a vector cannot use more atoms than there are"
+            )
         if self.method not in METHODS:
             raise InputError(f"unknown learning method {self.method!r}; known: {', '.join(METHODS)}")
 
@@ -82,7 +84,9 @@ def learn_dictionary(rows: np.ndarray, config: LearnerConfig | None = None) -> L
     rows = np.asarray(rows)
     rows = checked_vectors(rows, rows.shape[1] if rows.ndim == 2 else 0, "rows")
     total = float(row_energies(rows).sum())
-    mean = rows.mean(axis=0, dtype=np.float64).astype(np.float32) if config.center else np.zeros(rows.shape[1], np.float32)
+    mean = (
+        rows.mean(axis=0, dtype=np.float64).astype(np.float32) if config.center else np.zeros(rows.shape[1], np.float32)
+    )
     train = rows - mean
     train = train[row_energies(train) > 0]
     if len(train) < config.n_atoms:

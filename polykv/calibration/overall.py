@@ -88,7 +88,9 @@ def _mean_margin(
     """Mean over rows of √(Σrival/Σenergy) − √(Σmine/Σenergy), Σ over units; energy None counts units."""
     sizes = {len(row[mine]) for row in rows}
     if len(sizes) > 1:
-        raise InputError(f"rows to be summed up have {min(sizes)} to {max(sizes)} units ({mine}); they must share their passages")
+        raise InputError(
+            f"rows to be summed up have {min(sizes)} to {max(sizes)} units ({mine}); they must share their passages"
+        )
     n_units = sizes.pop()
     columns = [row[name] if name else np.ones(n_units) for row in rows for name in (energy, mine, rival)]
     stacked = np.array(columns, dtype=np.float64).T

@@ -102,14 +102,19 @@ def sample_of_rows(
         queries = checked_vectors(queries, rows.shape[1], "queries")
     if groups is None:
         one_run = np.zeros(len(rows), np.int64)
-        probes = [_plain_probe(rows, slice(None), queries[i : i + 1], i) for i in range(0 if queries is None else len(queries))]
+        probes = [
+            _plain_probe(rows, slice(None), queries[i : i + 1], i)
+            for i in range(0 if queries is None else len(queries))
+        ]
         return Sample(rows, np.arange(len(rows)), one_run, len(rows), tuple(probes), len(probes), "rows")
     unit = np.unique(np.asarray(groups), return_inverse=True)[1].reshape(-1)
     order = np.argsort(unit, kind="stable")
     rows, unit = rows[order], unit[order]
     n_units = int(unit[-1]) + 1
     edges = np.searchsorted(unit, np.arange(n_units + 1))
-    probes = [_plain_probe(rows, slice(edges[u], edges[u + 1]), queries, u) for u in range(0 if queries is None else n_units)]
+    probes = [
+        _plain_probe(rows, slice(edges[u], edges[u + 1]), queries, u) for u in range(0 if queries is None else n_units)
+    ]
     return Sample(rows, unit, unit, n_units, tuple(probes), len(probes), "groups")
 
 
@@ -171,7 +176,9 @@ def _kl(logs: np.ndarray, sink: np.ndarray, exact_logs: np.ndarray, exact_sink: 
     gap = np.subtract(logs, exact_logs, out=np.zeros_like(logs), where=visible)
     kl = (np.exp(logs) * gap).sum(axis=1)
     has_sink = np.isfinite(sink)
-    return kl + np.where(has_sink, np.exp(sink) * np.subtract(sink, exact_sink, out=np.zeros_like(sink), where=has_sink), 0.0)
+    return kl + np.where(
+        has_sink, np.exp(sink) * np.subtract(sink, exact_sink, out=np.zeros_like(sink), where=has_sink), 0.0
+    )
 
 
 def _probe(stream, unit, rows, first_token, spec, sink_logit, queries, keys, values, mask, exact) -> Probe:
@@ -180,7 +187,21 @@ def _probe(stream, unit, rows, first_token, spec, sink_logit, queries, keys, val
     logs, sink = log_softmax(attention_logits(scores, spec), mask, sink_logit)
     outputs = np.exp(logs) @ values
     return Probe(
-        stream, int(unit), rows, first_token, spec, sink_logit, queries, keys, values, mask, exact, scores, logs, sink, outputs
+        stream,
+        int(unit),
+        rows,
+        first_token,
+        spec,
+        sink_logit,
+        queries,
+        keys,
+        values,
+        mask,
+        exact,
+        scores,
+        logs,
+        sink,
+        outputs,
     )
 
 
@@ -216,7 +237,11 @@ def _cell_probes(
 
 
 def _same_passages(first: CellData, cell: CellData) -> None:
-    if cell.spec.layer != first.spec.layer or cell.split != first.split or not np.array_equal(cell.passages, first.passages):
+    if (
+        cell.spec.layer != first.spec.layer
+        or cell.split != first.split
+        or not np.array_equal(cell.passages, first.passages)
+    ):
         raise InputError(
             f"heads to be pooled differ: layer {first.spec.layer} split {first.split} with {len(first.passages)} passages, "
             f"and layer {cell.spec.layer} split {cell.split} with {len(cell.passages)}"

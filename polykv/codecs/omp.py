@@ -49,9 +49,7 @@ def batch_omp(rows: np.ndarray, atoms: np.ndarray, sparsity: int, gram: np.ndarr
     if gram is None:
         gram = atoms @ atoms.T
     n = len(rows)
-    found = SparseRows(
-        np.zeros((n, sparsity), np.int32), np.zeros((n, sparsity), np.float32), np.zeros(n, np.float64)
-    )
+    found = SparseRows(np.zeros((n, sparsity), np.int32), np.zeros((n, sparsity), np.float32), np.zeros(n, np.float64))
     transposed = np.ascontiguousarray(atoms.T)
     energies = row_energies(rows)
     for start in range(0, n, CHUNK_ROWS):
