@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from polykv.codecs.arrays import rows_times
 from polykv.errors import DimensionMismatch, InputError
 
 # Rows per matrix product: bounds memory (4,096 atoms × 1,024 rows is 16 MB of float32).
@@ -36,7 +37,8 @@ def batch_omp(rows: np.ndarray, atoms: np.ndarray, sparsity: int, gram: np.ndarr
 
     rows [n, head_dim] and atoms [atom, head_dim] float32, finite, atoms of unit norm; gram
     [atom, atom] float32 = atoms · atomsᵀ when the caller has it. Deterministic; ties go to the
-    lowest atom. Raises InputError for a sparsity outside 1 … atoms, DimensionMismatch for widths.
+    lowest atom, and a row's result does not depend on the other rows. Raises InputError for a
+    sparsity outside 1 … atoms, DimensionMismatch for widths.
     """
     from polykv.codecs._omp_kernels import pursue
 
@@ -54,7 +56,7 @@ def batch_omp(rows: np.ndarray, atoms: np.ndarray, sparsity: int, gram: np.ndarr
     energies = row_energies(rows)
     for start in range(0, n, CHUNK_ROWS):
         part = slice(start, start + CHUNK_ROWS)
-        pursue(rows[part] @ transposed, gram, energies[part], TOLERANCE, *(array[part] for array in found))
+        pursue(rows_times(rows[part], transposed), gram, energies[part], TOLERANCE, *(array[part] for array in found))
     return found
 
 
