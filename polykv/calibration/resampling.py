@@ -10,8 +10,8 @@ from __future__ import annotations
 import numpy as np
 from scipy.stats import norm, t
 
-# Resamples times units held at once: 4 million counts are 32 MB of float64.
-CHUNK_COUNTS = 4_000_000
+# Resamples times units held at once: half a million counts are 4 MB of float64.
+CHUNK_COUNTS = 500_000
 
 
 def bootstrap_sums(per_unit: np.ndarray, n_resamples: int, seed: int) -> np.ndarray:

@@ -28,7 +28,7 @@ from polykv.codecs.uniform import int8
 from polykv.errors import CodecError, NonFiniteError
 from polykv.receipts import to_plain
 
-CLIP_RATIOS = tuple(float(r) for r in np.linspace(0.25, 1.0, 16))
+CLIP_RATIOS = tuple(float(r) for r in np.linspace(0.28, 1.0, 10))
 LLOYD_ITERATIONS = 200
 RIVAL_BITS = (1, 2, 3, 4, 6, 8)
 FIB_CODEBOOK_SIZES = (16, 32, 256)
@@ -91,7 +91,7 @@ class Int8(Rival):
 
 @dataclass(frozen=True)
 class Uniform(Rival):
-    """All 2^bits levels ±½, ±1½ … times a float16 scale, the best of 16 clips for each vector, refitted."""
+    """All 2^bits levels ±½, ±1½ … times a float16 scale, the best of ten clips for each vector, refitted."""
 
     bits: int
     centered: bool = False
@@ -122,7 +122,7 @@ class Uniform(Rival):
 
 @dataclass(frozen=True)
 class ChannelGroups(Rival):
-    """2^bits levels per channel of `group_tokens` consecutive rows; float16 low and step, best of 16 clips."""
+    """2^bits levels per channel of `group_tokens` consecutive rows; float16 low and step, best of ten clips."""
 
     bits: int
     group_tokens: int = 32
@@ -176,9 +176,8 @@ class TurboScalar(Rival):
         rotated = shifted @ rotation.T
         rms = np.sqrt(np.mean(np.square(rotated, dtype=np.float64), axis=1)).astype(np.float32)
         unit = np.divide(rotated, rms[:, None], out=np.zeros_like(rotated), where=rms[:, None] > 0)
-        levels = lloyd_max_levels(self.bits)
-        edges = (levels[1:] + levels[:-1]) / 2
-        chosen = levels[np.searchsorted(edges, unit)].astype(np.float32)
+        levels = lloyd_max_levels(self.bits).astype(np.float32)
+        chosen = levels[np.searchsorted((levels[1:] + levels[:-1]) / 2, unit)]
         gains = _stored(_gains(rotated, chosen))
         decoded = (chosen * gains.astype(np.float32)[:, None]) @ rotation
         bits = rows.size * self.bits + gains.nbytes * 8

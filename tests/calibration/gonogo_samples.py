@@ -49,7 +49,18 @@ def cell(split, passages, *, kv_head=0, head_dim=8, n_tokens=60, group=2, n_quer
             sink = None if sinks is None else sinks[h]
             outputs[i, h] = attend(queries[i, h], keys[i, :length], values[i, :length], positions[i], layer, sink)
     return CellData(
-        layer, kv_head, split, passages, passages // 100, lengths, positions, keys, values, queries, outputs, sinks,
+        layer,
+        kv_head,
+        split,
+        passages,
+        passages // 100,
+        lengths,
+        positions,
+        keys,
+        values,
+        queries,
+        outputs,
+        sinks,
         slab_digests={"k": f"{split}{kv_head}"},
     )
 

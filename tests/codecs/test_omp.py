@@ -38,9 +38,7 @@ def test_it_is_the_textbook_pursuit(n_atoms, head_dim, sparsity):
 
 
 @settings(max_examples=40, deadline=None)
-@given(
-    st.integers(0, 2**32 - 1), st.integers(1, 40), st.integers(1, 9), st.integers(0, 30), st.floats(1e-3, 1e6)
-)
+@given(st.integers(0, 2**32 - 1), st.integers(1, 40), st.integers(1, 9), st.integers(0, 30), st.floats(1e-3, 1e6))
 def test_residuals_are_those_of_the_codes(seed, n_atoms, head_dim, n, scale):
     """Any size, one dimension and no rows included; scale stays where float32 squares are normal numbers."""
     rng = np.random.default_rng(seed)

@@ -105,7 +105,9 @@ def test_error_scales_with_the_vectors(seed, exponent, coefficients):
     """Powers of ten from 1e-12 to 1e30: norms beyond float16 are kept in float32, and charged."""
     codec, rows = sparse_codec(make_arrays(), 16, coefficients), vectors(seed, n=5)
     scaled = rows * np.float32(10.0**exponent)
-    error = np.linalg.norm(codec.decode(codec.encode(scaled)) / np.float32(10.0**exponent) - rows) / np.linalg.norm(rows)
+    error = np.linalg.norm(codec.decode(codec.encode(scaled)) / np.float32(10.0**exponent) - rows) / np.linalg.norm(
+        rows
+    )
     assert error < {"float16": 0.05, "int8": 0.06, "int4": 0.6}[coefficients]
 
 
@@ -123,7 +125,11 @@ def test_head_dim_one():
         ({"head_dim": 8}, DimensionMismatch, "axis head_dim: expected 8, got 16"),
         ({"artifact": "abc"}, CodecError, "must be a blake3 digest"),
         ({"arrays": {"atoms": make_arrays()["atoms"]}}, CodecError, "array 'mean' is missing"),
-        ({"arrays": {**make_arrays(), "atoms": 2 * make_arrays()["atoms"]}}, CodecError, "atom 0 has norm 2, must be 1"),
+        (
+            {"arrays": {**make_arrays(), "atoms": 2 * make_arrays()["atoms"]}},
+            CodecError,
+            "atom 0 has norm 2, must be 1",
+        ),
     ],
 )
 def test_refusals(change, error, text):
