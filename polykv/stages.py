@@ -17,10 +17,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from polykv.capture import CaptureConfig
 from polykv.errors import InputError
 from polykv.policy import CompressionPolicy
 from polykv.replay.config import DEFAULT_GATES, PERFECT, Gate, SweepConfig, normalise_candidate_ks
-from polykv.storage import CaptureStore
+from polykv.storage import CaptureStore, CaptureWriter, Location, refuse_occupied
 
 DEFAULT_POLICIES = ("two_tier", "int8")
 DEFAULT_KS = ("8", "16", "32", "64", "128", "full")
@@ -134,3 +135,18 @@ Progress = Callable[[int, int, int], None]
 def run_table_path(run: str | Path, name: str) -> Path:
     """Where a run's table stands."""
     return Path(run) / f"{name}.parquet"
+
+
+def plan_capture_stage(config: CaptureConfig, out: str) -> Any:
+    """Load the model and rehearse one passage; a target that exists is refused before that."""
+    from polykv.capture.plan import plan_capture
+
+    refuse_occupied(Location.of(out))
+    return plan_capture(config)
+
+
+def capture_stage(plan: Any, out: str, on_passage: Callable[[int, int], None] | None = None) -> Any:
+    """Capture every passage of a plan into a new, sealed store at `out`."""
+    from polykv.capture.run import capture_to_store
+
+    return capture_to_store(plan, CaptureWriter.create(out, plan.meta), on_passage)

@@ -95,7 +95,6 @@ def plan_capture(config: CaptureConfig, loaded: LoadedModel | None = None) -> Ca
     recipe = Recipe(
         loaded.model,
         {layer: specs[layer] for layer in kept},
-        config.compute_dtype,
         config.store_dtype,
         min(config.n_labels, loaded.n_token_ids, _vocabulary(loaded)),
         loaded.n_token_ids,

@@ -19,7 +19,7 @@ from distributed.scheduler import KilledWorker
 from polykv.errors import InputError, WorkerError
 from polykv.execution.engines import WORKER_LOST, Engine, JobFailure, attempt
 from polykv.execution.threads import ONE_THREAD, pin_process
-from polykv.execution.versions import check_workers, computing_versions
+from polykv.execution.versions import check_versions, computing_versions
 
 CONNECT_SECONDS = 20
 FIRST_WORKER_SECONDS = 120
@@ -122,7 +122,9 @@ class DaskSession:
                 n_workers=self._engine.local_workers,
                 threads_per_worker=1,
                 processes=True,
+                # No dashboard, and the scheduler's bare HTTP port on a free one of the loopback interface.
                 dashboard_address=None,
+                scheduler_kwargs={"dashboard_address": "127.0.0.1:0"},
                 silence_logs=logging.CRITICAL,  # what goes wrong is told as a JobFailure
                 env=dict(ONE_THREAD),
             )
@@ -135,7 +137,18 @@ class DaskSession:
             raise WorkerError(
                 f"the Dask scheduler {self._place()} has had no worker for {FIRST_WORKER_SECONDS} s: start some"
             ) from error
-        check_workers(self._client.run(computing_versions, on_error="return"))
+        if self._engine.kind == "local":
+            return  # they are this environment
+        check_versions({f"scheduler {self._place()}": self._scheduler_versions()})
+        found = self._client.run(computing_versions, on_error="return")
+        check_versions({f"worker {address}": versions for address, versions in found.items()})
+
+    def _scheduler_versions(self) -> Any:
+        """The scheduler unpickles jobs too, so it needs the same packages."""
+        try:
+            return self._client.run_on_scheduler(computing_versions)
+        except Exception as error:  # whatever its import machinery raised there
+            return error
 
     def _limit(self) -> int:
         """Jobs in flight: one per process here; elsewhere some more than the threads there are now,
@@ -145,7 +158,7 @@ class DaskSession:
         return 2 * sum(self._client.nthreads().values()) + 8
 
     def _place(self) -> str:
-        return f"at {self._client.scheduler.address}" if self._client.scheduler else "of this session"
+        return self._client.scheduler.address if self._client.scheduler else "of this session"
 
 
 def _attempt_pinned(function: Callable[[Any], Any], job: Any) -> Any:

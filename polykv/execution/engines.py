@@ -83,6 +83,9 @@ class Engine:
         return self.n_workers or usable_cores()
 
 
+SERIAL = Engine("serial")
+
+
 @contextmanager
 def open_session(engine: Engine) -> Iterator[Session]:
     """A session on `engine`; what it started is stopped at the end of the block.
