@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from polykv.calibration.learner import LearnedDictionary, learn_dictionary
-from polykv.calibration.rivals import Coded, rival_curves
+from polykv.calibration.rivals import Coded, Rows, rival_curves
 from polykv.calibration.sample import Sample
 from polykv.calibration.scoring import ArmScore, score
 from polykv.calibration.settings import GonogoSettings
@@ -67,14 +67,16 @@ def score_arms(calibrate: Sample, confirm: Sample, settings: GonogoSettings) -> 
         digest = digest_bytes(npz_bytes(arrays))
         dictionaries[digest] = arrays
         arms += _dictionary_arms(arrays, digest, grid, calibrate, confirm, settings)
-    mean = calibrate.rows.mean(axis=0, dtype=np.float64).astype(np.float32)
+    means = calibrate.means()
     families, absent = rival_curves(calibrate.rows.shape[1], settings.seed)
     place, curves = {}, {}
     for family, rivals in families.items():
         for rival in rivals:
             if rival not in place:
                 place[rival] = len(arms)
-                scores = (score(s, rival.code(s.rows, mean, s.run), s is confirm) for s in (calibrate, confirm))
+                rows = (Rows(s.rows, s.head, means, s.run) for s in (calibrate, confirm))
+                coded = [rival.code(r) for r in rows]
+                scores = (score(calibrate, coded[0], False), score(confirm, coded[1], True))
                 arms.append(Arm(rival.name, rival.config(), *scores))
         curves[family] = tuple(place[rival] for rival in rivals)
     return Arms(tuple(arms), curves, absent, failed, dictionaries, learned[settings.grid[0]], train)

@@ -7,7 +7,7 @@
     fib             the project's fib codec with 16, 32 and 256 codewords
 
 `uniform`, `turbo_scalar` and `fib` come a second time as `…_centered`, applied to vectors minus
-the calibration mean: that mean is 256 bytes once, and keys are half mean. Each family is
+the calibration mean of their head: that is 256 bytes a head once, and keys are half mean. Each family is
 anchored at zero bits, where it sends nothing (or only the mean).
 """
 
@@ -34,6 +34,32 @@ RIVAL_BITS = (1, 2, 3, 4, 6, 8)
 FIB_CODEBOOK_SIZES = (16, 32, 256)
 
 
+class Rows(NamedTuple):
+    """Vectors to code, and what a codec may know about them.
+
+    vectors [n, head_dim] float32; head [n] int64 indexes means [head, head_dim] float32, the
+    calibration means; runs [n] int64: equal labels mark consecutive tokens of one head, which
+    channel groups may not cross.
+    """
+
+    vectors: np.ndarray
+    head: np.ndarray
+    means: np.ndarray
+    runs: np.ndarray
+
+    def shifted(self, centered: bool) -> np.ndarray:
+        """[n, head_dim]: the vectors, minus their head's mean when `centered`."""
+        return self.vectors - self.means[self.head] if centered else self.vectors
+
+    def restored(self, decoded: np.ndarray, centered: bool) -> np.ndarray:
+        """[n, head_dim]: undoes `shifted`."""
+        return decoded + self.means[self.head] if centered else decoded
+
+    def side_nbytes(self, centered: bool) -> int:
+        """Bytes of the means, when they are used."""
+        return self.means.nbytes if centered else 0
+
+
 class Coded(NamedTuple):
     """decoded [n, head_dim] float32; bits stored for all n vectors; side_nbytes stored once."""
 
@@ -57,24 +83,20 @@ class Rival(ABC):
         return {"id": self.family, **{f.name: to_plain(getattr(self, f.name)) for f in fields(self)}}
 
     @abstractmethod
-    def code(self, rows: np.ndarray, mean: np.ndarray, runs: np.ndarray) -> Coded:
-        """Encode and decode rows [n, head_dim] float32.
-
-        mean [head_dim] float32: the calibration mean. runs [n] int64: equal labels mark
-        consecutive tokens of one head, which channel groups may not cross.
-        """
+    def code(self, rows: Rows) -> Coded:
+        """Encode and decode."""
 
 
 @dataclass(frozen=True)
 class Nothing(Rival):
-    """Zero bits: every vector decodes to zero, or to the mean."""
+    """Zero bits: every vector decodes to zero, or to its head's mean."""
 
     centered: bool = False
     family: ClassVar[str] = "nothing"
 
-    def code(self, rows: np.ndarray, mean: np.ndarray, runs: np.ndarray) -> Coded:
-        constant = mean if self.centered else np.zeros_like(mean)
-        return Coded(np.broadcast_to(constant, rows.shape), 0, _mean_nbytes(self.centered, mean))
+    def code(self, rows: Rows) -> Coded:
+        nothing = np.zeros_like(rows.vectors)
+        return Coded(rows.restored(nothing, self.centered), 0, rows.side_nbytes(self.centered))
 
 
 @dataclass(frozen=True)
@@ -83,9 +105,9 @@ class Int8(Rival):
 
     family: ClassVar[str] = "int8"
 
-    def code(self, rows: np.ndarray, mean: np.ndarray, runs: np.ndarray) -> Coded:
-        codec = int8(rows.shape[1])
-        codes = codec.encode(rows)
+    def code(self, rows: Rows) -> Coded:
+        codec = int8(rows.vectors.shape[1])
+        codes = codec.encode(rows.vectors)
         return Coded(codec.decode(codes), 8 * codec.nbytes(codes), codec.side_nbytes())
 
 
@@ -97,12 +119,10 @@ class Uniform(Rival):
     centered: bool = False
     family: ClassVar[str] = "uniform"
 
-    def code(self, rows: np.ndarray, mean: np.ndarray, runs: np.ndarray) -> Coded:
-        shifted = rows - mean if self.centered else rows
-        scales, levels = self._best(shifted)
-        decoded = levels * scales.astype(np.float32)[:, None]
-        bits = rows.size * self.bits + scales.nbytes * 8
-        return Coded(decoded + mean if self.centered else decoded, bits, _mean_nbytes(self.centered, mean))
+    def code(self, rows: Rows) -> Coded:
+        scales, levels = self._best(rows.shifted(self.centered))
+        decoded = rows.restored(levels * scales.astype(np.float32)[:, None], self.centered)
+        return Coded(decoded, levels.size * self.bits + scales.nbytes * 8, rows.side_nbytes(self.centered))
 
     def _best(self, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """(scales [n] as stored, levels [n, head_dim] float32) of least squared error over the clips."""
@@ -128,9 +148,9 @@ class ChannelGroups(Rival):
     group_tokens: int = 32
     family: ClassVar[str] = "channel"
 
-    def code(self, rows: np.ndarray, mean: np.ndarray, runs: np.ndarray) -> Coded:
-        groups = channel_groups(runs, self.group_tokens)
-        blocks = rows[groups]
+    def code(self, rows: Rows) -> Coded:
+        groups = channel_groups(rows.runs, self.group_tokens)
+        blocks = rows.vectors[groups]
         least, most = blocks.min(axis=1), blocks.max(axis=1)
         middle, reach = (least + most) / 2, (most - least) / 2
         best = np.full(least.shape, np.inf)
@@ -142,9 +162,9 @@ class ChannelGroups(Rival):
             better = error < best
             best = np.where(better, error, best)
             low, step = np.where(better, tried_low, low), np.where(better, tried_step, step)
-        decoded = np.empty_like(rows)
+        decoded = np.empty_like(rows.vectors)
         decoded[groups] = self._decoded(blocks, low, step)
-        return Coded(decoded, rows.size * self.bits + (low.nbytes + step.nbytes) * 8, 0)
+        return Coded(decoded, decoded.size * self.bits + (low.nbytes + step.nbytes) * 8, 0)
 
     @property
     def _top(self) -> int:
@@ -170,18 +190,17 @@ class TurboScalar(Rival):
     centered: bool = False
     family: ClassVar[str] = "turbo_scalar"
 
-    def code(self, rows: np.ndarray, mean: np.ndarray, runs: np.ndarray) -> Coded:
-        shifted = rows - mean if self.centered else rows
-        rotation = dense_rotation(rows.shape[1], self.seed).astype(np.float32)
+    def code(self, rows: Rows) -> Coded:
+        shifted = rows.shifted(self.centered)
+        rotation = dense_rotation(shifted.shape[1], self.seed).astype(np.float32)
         rotated = shifted @ rotation.T
         rms = np.sqrt(np.mean(np.square(rotated, dtype=np.float64), axis=1)).astype(np.float32)
         unit = np.divide(rotated, rms[:, None], out=np.zeros_like(rotated), where=rms[:, None] > 0)
         levels = lloyd_max_levels(self.bits).astype(np.float32)
         chosen = levels[np.searchsorted((levels[1:] + levels[:-1]) / 2, unit)]
         gains = _stored(_gains(rotated, chosen))
-        decoded = (chosen * gains.astype(np.float32)[:, None]) @ rotation
-        bits = rows.size * self.bits + gains.nbytes * 8
-        return Coded(decoded + mean if self.centered else decoded, bits, _mean_nbytes(self.centered, mean))
+        decoded = rows.restored((chosen * gains.astype(np.float32)[:, None]) @ rotation, self.centered)
+        return Coded(decoded, decoded.size * self.bits + gains.nbytes * 8, rows.side_nbytes(self.centered))
 
 
 @dataclass(frozen=True)
@@ -193,12 +212,11 @@ class Fib(Rival):
     centered: bool = False
     family: ClassVar[str] = "fib"
 
-    def code(self, rows: np.ndarray, mean: np.ndarray, runs: np.ndarray) -> Coded:
-        codec = FibCodec(rows.shape[1], seed=self.seed, codebook_size=self.codebook_size)
-        codes = codec.encode(rows - mean if self.centered else rows)
-        decoded = codec.decode(codes)
-        side = codec.side_nbytes() + _mean_nbytes(self.centered, mean)
-        return Coded(decoded + mean if self.centered else decoded, 8 * codec.nbytes(codes), side)
+    def code(self, rows: Rows) -> Coded:
+        codec = FibCodec(rows.vectors.shape[1], seed=self.seed, codebook_size=self.codebook_size)
+        codes = codec.encode(rows.shifted(self.centered))
+        decoded = rows.restored(codec.decode(codes), self.centered)
+        return Coded(decoded, 8 * codec.nbytes(codes), codec.side_nbytes() + rows.side_nbytes(self.centered))
 
 
 def rival_curves(head_dim: int, seed: int) -> tuple[dict[str, tuple[Rival, ...]], dict[str, str]]:
@@ -266,7 +284,3 @@ def _stored(gains: np.ndarray) -> np.ndarray:
         row = int(np.argmin(np.isfinite(stored)))
         raise NonFiniteError(f"row {row} needs a scale of {gains[row]:.4g}, beyond float32: scale the vectors down")
     return stored
-
-
-def _mean_nbytes(centered: bool, mean: np.ndarray) -> int:
-    return mean.nbytes if centered else 0

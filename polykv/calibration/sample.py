@@ -70,18 +70,26 @@ class Probe:
 
 @dataclass(frozen=True, eq=False)
 class Sample:
-    """rows [n, head_dim] float32; unit, run [n] int64 (units are 0 … n_units − 1); probes may be empty.
+    """rows [n, head_dim] float32; unit, run, head [n] int64 (units are 0 … n_units − 1); probes may be empty.
 
-    `run` marks consecutive tokens of one head. n_attention_units counts the units of the probes.
+    `run` marks consecutive tokens of one head; `head` is the position of a row's head among those
+    pooled. n_attention_units counts the units of the probes.
     """
 
     rows: np.ndarray
     unit: np.ndarray
     run: np.ndarray
+    head: np.ndarray
     n_units: int
     probes: tuple[Probe, ...] = ()
     n_attention_units: int = 0
     unit_kind: str = "passages"
+
+    def means(self) -> np.ndarray:
+        """[head, head_dim] float32: the mean vector of each head's rows."""
+        sums = np.zeros((int(self.head.max()) + 1, self.rows.shape[1]))
+        np.add.at(sums, self.head, self.rows)
+        return (sums / np.bincount(self.head)[:, None]).astype(np.float32)
 
 
 def sample_of_rows(
@@ -101,12 +109,12 @@ def sample_of_rows(
     if queries is not None:
         queries = checked_vectors(queries, rows.shape[1], "queries")
     if groups is None:
-        one_run = np.zeros(len(rows), np.int64)
+        one = np.zeros(len(rows), np.int64)
         probes = [
             _plain_probe(rows, slice(None), queries[i : i + 1], i)
             for i in range(0 if queries is None else len(queries))
         ]
-        return Sample(rows, np.arange(len(rows)), one_run, len(rows), tuple(probes), len(probes), "rows")
+        return Sample(rows, np.arange(len(rows)), one, one, len(rows), tuple(probes), len(probes), "rows")
     unit = np.unique(np.asarray(groups), return_inverse=True)[1].reshape(-1)
     order = np.argsort(unit, kind="stable")
     rows, unit = rows[order], unit[order]
@@ -115,7 +123,7 @@ def sample_of_rows(
     probes = [
         _plain_probe(rows, slice(edges[u], edges[u + 1]), queries, u) for u in range(0 if queries is None else n_units)
     ]
-    return Sample(rows, unit, unit, n_units, tuple(probes), len(probes), "groups")
+    return Sample(rows, unit, unit, np.zeros_like(unit), n_units, tuple(probes), len(probes), "groups")
 
 
 def sample_of_cells(
@@ -137,8 +145,8 @@ def sample_of_cells(
         raise InputError(f"unknown stream {stream!r}; known: key, value")
     by_document = len(np.unique(first.documents)) >= 5
     unit_of = np.unique(first.documents if by_document else first.passages, return_inverse=True)[1].reshape(-1)
-    rows, unit, run, probes, filled = [], [], [], [], 0
-    for cell in cells:
+    rows, unit, run, owner, probes, filled = [], [], [], [], [], 0
+    for head, cell in enumerate(cells):
         _same_passages(first, cell)
         for passage, length in enumerate(cell.lengths):
             vectors = (cell.keys if stream == "key" else cell.values)[passage, sink_tokens:length]
@@ -146,6 +154,7 @@ def sample_of_cells(
             rows.append(checked_vectors(vectors, vectors.shape[1], place))
             unit.append(np.full(len(vectors), unit_of[passage]))
             run.append(np.full(len(vectors), len(run)))
+            owner.append(np.full(len(vectors), head))
             where = slice(filled, filled + len(vectors))
             filled += len(vectors)
             if queries_per_passage and len(vectors):
@@ -158,7 +167,7 @@ def sample_of_cells(
         )
     n_units = int(unit_of.max()) + 1
     kind = "documents" if by_document else "passages"
-    arrays = (np.concatenate(rows), np.concatenate(unit), np.concatenate(run))
+    arrays = (np.concatenate(a) for a in (rows, unit, run, owner))
     return Sample(*arrays, n_units, tuple(probes), n_units if probes else 0, kind)
 
 

@@ -97,6 +97,9 @@ def test_all_heads_of_a_layer_share_a_dictionary():
     assert {row["kv_head"] for row in rows} == {-1}
     assert rows[0]["n_calibrate_vectors"] == 3 * 8 * 56
     assert rows[0]["n_units"] == 7
+    sample = sample_of_cells(heads["confirm"], "key")
+    for head, one in enumerate(heads["confirm"]):
+        np.testing.assert_allclose(sample.means()[head], one.keys[:, 4:].mean(axis=(0, 1)), atol=1e-6)
     with pytest.raises(InputError, match="per_head judges one head at a time, got 3"):
         gonogo_cell(heads["calibrate"], heads["confirm"], "key", SETTINGS, per_head=True)
 

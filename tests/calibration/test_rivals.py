@@ -9,6 +9,7 @@ from polykv.calibration.rivals import (
     Fib,
     Int8,
     Nothing,
+    Rows,
     TurboScalar,
     Uniform,
     channel_groups,
@@ -22,7 +23,7 @@ MAX_1960 = {1: 0.3634, 2: 0.1175, 3: 0.03454, 4: 0.009497}
 
 def relative_error(rival, rows, runs=None):
     runs = np.zeros(len(rows), np.int64) if runs is None else runs
-    coded = rival.code(rows, rows.mean(axis=0), runs)
+    coded = rival.code(Rows(rows, np.zeros(len(rows), np.int64), rows.mean(axis=0, keepdims=True), runs))
     return np.linalg.norm(coded.decoded - rows) / np.linalg.norm(rows), coded
 
 
@@ -72,7 +73,7 @@ def test_channel_groups_stay_within_their_run():
     runs = np.array([4, 4, 4, 9, 9])
     assert channel_groups(runs, 2).tolist() == [[0, 1], [2, 2], [3, 4]]
     rows = np.array([[0.0], [1.0], [10.0], [-5.0], [-7.0]], np.float32)
-    coded = ChannelGroups(1, 2).code(rows, rows.mean(axis=0), runs)
+    coded = relative_error(ChannelGroups(1, 2), rows, runs)[1]
     np.testing.assert_allclose(coded.decoded, rows, atol=0.01)
     assert coded.bits == 5 * 1 + 3 * 32
 
@@ -84,6 +85,16 @@ def test_centring_takes_the_mean_off_for_the_price_of_the_mean():
         assert error < 0.35 * relative_error(plain, rows)[0]
         assert coded.side_nbytes == 64 * 4
     assert relative_error(Fib(32, centered=True), rows)[0] < relative_error(Fib(32), rows)[0]
+
+
+def test_every_head_has_its_own_mean():
+    head = np.array([0, 1, 1, 0])
+    rows = np.array([[4.0, 2], [-8, 0], [-8, 0], [4, 2]], np.float32)
+    means = np.array([[4.0, 2], [-8, 0]], np.float32)
+    for rival in (Nothing(centered=True), Uniform(1, True), TurboScalar(1, centered=True)):
+        coded = rival.code(Rows(rows, head, means, np.zeros(4, np.int64)))
+        np.testing.assert_allclose(coded.decoded, rows, atol=1e-6)
+        assert coded.side_nbytes == 16
 
 
 def test_int8_and_fib_are_the_projects_codecs():
