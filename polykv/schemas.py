@@ -294,7 +294,7 @@ GONOGO = TableSchema(
         _figure(
             "attention_output_error",
             "1",
-            "√ mean over units of ‖Δo‖²/‖o‖² with this stream coded, sinks and recent window exact",
+            "mean over units of ‖Δo‖/‖o‖ with this stream coded, sinks and recent window exact",
             _PROBED,
         ),
         _figure("attention_output_error_low", "1", "lower end of its interval", "no queries, or fewer than 2 units"),
@@ -357,7 +357,7 @@ GONOGO = TableSchema(
         Column("unit_energy", "list<double>", "number²", "Σ‖x‖² of each unit of confirm", _FAILED),
         Column("unit_squared_error", "list<double>", "number²", "Σ‖x̂−x‖² of each unit", _ARM),
         Column("rival_unit_squared_error", "list<double>", "number²", "the same of `rival`, interpolated", _RIVAL),
-        Column("unit_attention_error", "list<double>", "1", "mean ‖Δo‖²/‖o‖² of each unit", _PROBED),
+        Column("unit_attention_error", "list<double>", "1", "mean ‖Δo‖/‖o‖ of each unit", _PROBED),
         Column(
             "rival_unit_attention_error",
             "list<double>",

@@ -85,23 +85,27 @@ def _group(rows: Sequence[Mapping[str, Any]], settings: GonogoSettings) -> dict[
 def _mean_margin(
     rows: Sequence[Mapping[str, Any]], mine: str, rival: str, energy: str | None, settings: GonogoSettings
 ) -> Estimate:
-    """Mean over rows of √(Σrival/Σenergy) − √(Σmine/Σenergy), Σ over units; energy None counts units."""
+    """Mean over rows of √(Σrival/Σenergy) − √(Σmine/Σenergy), Σ over units; without energy of the mean of rival − mine."""
     sizes = {len(row[mine]) for row in rows}
     if len(sizes) > 1:
         raise InputError(
             f"rows to be summed up have {min(sizes)} to {max(sizes)} units ({mine}); they must share their passages"
         )
     n_units = sizes.pop()
-    columns = [row[name] if name else np.ones(n_units) for row in rows for name in (energy, mine, rival)]
-    stacked = np.array(columns, dtype=np.float64).T
-    value = _margins(stacked.sum(axis=0, keepdims=True))[0]
+    if energy is None:
+        stacked = np.array([np.subtract(row[rival], row[mine]) for row in rows]).mean(axis=0)[:, None] / n_units
+        margins = np.ravel
+    else:
+        stacked = np.array([row[name] for row in rows for name in (energy, mine, rival)], dtype=np.float64).T
+        margins = _root_margins
+    value = float(margins(stacked.sum(axis=0, keepdims=True))[0])
     if n_units < 2:
-        return Estimate(float(value), None, None)
-    drawn = _margins(bootstrap_sums(stacked, settings.n_resamples, settings.seed))
-    return Estimate(float(value), *interval(drawn, n_units, settings.confidence))
+        return Estimate(value, None, None)
+    drawn = margins(bootstrap_sums(stacked, settings.n_resamples, settings.seed))
+    return Estimate(value, *interval(drawn, n_units, settings.confidence))
 
 
-def _margins(sums: np.ndarray) -> np.ndarray:
+def _root_margins(sums: np.ndarray) -> np.ndarray:
     """[resample] mean margin from sums [resample, 3 · row] in the order energy, mine, rival."""
     energy, mine, rival = np.moveaxis(sums.reshape(len(sums), -1, 3), 2, 0)
     safe = np.where(energy > 0, energy, 1.0)

@@ -48,7 +48,7 @@ class Probe:
     def errors(self, decoded: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """(output [measured], kl [measured]) float64 when decoded [row, head_dim] stands for the rows.
 
-        output = ‖Δo‖²/‖o‖² of the attention output; kl in nats = KL(coded ‖ exact) of the
+        output = ‖Δo‖/‖o‖ of the attention output; kl in nats = KL(coded ‖ exact) of the
         weights, the sink logit's share included; 0 for values. A query whose exact output is
         zero has no relative error and is not measured.
         """
@@ -65,7 +65,7 @@ class Probe:
             outputs = self.outputs + np.where(self.exact, 0.0, np.exp(self.log_weights)) @ change
             kl = np.zeros(len(outputs))
         wrong, size = row_energies(outputs - self.outputs), row_energies(self.outputs)
-        return wrong[size > 0] / size[size > 0], kl[size > 0]
+        return np.sqrt(wrong[size > 0] / size[size > 0]), kl[size > 0]
 
 
 @dataclass(frozen=True, eq=False)

@@ -20,7 +20,7 @@ class ArmScore:
     """One arm on one split.
 
     squared_error [unit] float64: Σ‖x̂ − x‖². attention_error [attention unit] float64: mean over
-    queries of ‖Δo‖²/‖o‖²; attention_kl [attention unit] in nats; units without a measured query
+    queries of ‖Δo‖/‖o‖; attention_kl [attention unit] in nats; units without a measured query
     are left out, and both are empty without probes.
     """
 

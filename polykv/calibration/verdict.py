@@ -6,6 +6,7 @@ The rules are `settings.RULE` and `settings.LEGACY_RULE`.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
@@ -60,6 +61,15 @@ class Errors:
     comparisons: dict[int, Comparison]
 
 
+class _Margin(NamedTuple):
+    """Best rival family (position), its error, the margin, and the rival's error in each unit."""
+
+    family: int
+    rival_error: float
+    estimate: Estimate
+    rival_units: np.ndarray
+
+
 @dataclass(frozen=True)
 class Legacy:
     """The original rule on the rows trained on: two relative errors and what they say."""
@@ -78,10 +88,9 @@ def judge(arms: Arms, calibrate_energy: np.ndarray, confirm_energy: np.ndarray, 
     for split, energy in (("calibrate", calibrate_energy), ("confirm", confirm_energy)):
         if not energy.sum() > 0:
             raise InputError(f"all vectors of the {split} split are zero: there is nothing to code")
-    squared = np.stack([arm.confirm.squared_error for arm in arms.arms], axis=1)
-    attention = np.stack([arm.confirm.attention_error for arm in arms.arms], axis=1)
-    relative = _Drawn(squared, confirm_energy, settings)
-    output = _Drawn(attention, np.ones(len(attention)), settings) if len(attention) else None
+    relative = _Reconstruction(arms, confirm_energy, settings)
+    probed = len(arms.arms[0].confirm.attention_error) > 0
+    output = _Attention(arms, settings) if probed else None
     comparisons = {i: _compare(i, arms, relative, output, settings) for i in arms.sparse}
     count = range(len(arms.arms))
     return Errors(
@@ -111,72 +120,98 @@ def verdict_of(margins: list[Estimate], n_units: int, min_units: int) -> tuple[s
     return INCONCLUSIVE, "attention_undecided" if above[0] else "interval_holds_zero"
 
 
-class _Drawn:
-    """Bootstrap sums of every arm's per-unit errors, drawn once and shared by all comparisons."""
+class _Reconstruction:
+    """Relative errors √(Σe²/Σx²) and their margins, from bootstrap sums drawn once for all arms."""
 
-    def __init__(self, per_unit: np.ndarray, energy: np.ndarray, settings: GonogoSettings) -> None:
-        self.per_unit, self.n_units, self.confidence = per_unit, len(per_unit), settings.confidence
-        self.total, self.energy = per_unit.sum(axis=0), energy.sum()
+    def __init__(self, arms: Arms, energy: np.ndarray, settings: GonogoSettings) -> None:
+        self.per_unit = np.stack([arm.confirm.squared_error for arm in arms.arms], axis=1)
+        self.n_units, self.settings = len(energy), settings
+        self.total, self.energy = self.per_unit.sum(axis=0), energy.sum()
         self.sums = self.energies = None
         if self.n_units >= 2:
-            drawn = bootstrap_sums(np.column_stack([energy, per_unit]), settings.n_resamples, settings.seed)
+            drawn = bootstrap_sums(np.column_stack([energy, self.per_unit]), settings.n_resamples, settings.seed)
             # a resample of nothing but zero vectors has no relative error
             drawn = drawn[drawn[:, 0] > 0]
             self.energies, self.sums = drawn[:, 0], drawn[:, 1:]
 
-    def estimate(self, value: float, replicates: np.ndarray | None) -> Estimate:
-        if replicates is None:
-            return Estimate(float(value), None, None)
-        return Estimate(float(value), *interval(replicates, self.n_units, self.confidence))
-
     def error(self, arm: int) -> Estimate:
         drawn = None if self.sums is None else root_ratio(self.sums[:, arm], self.energies)
-        return self.estimate(root_ratio(self.total[arm], self.energy), drawn)
+        return _estimate(root_ratio(self.total[arm], self.energy), drawn, self.n_units, self.settings)
 
-    def margin(self, arm: int, mixes: np.ndarray) -> tuple[int, float, Estimate]:
-        """(best family, its error, margin) of one arm against mixes [family, arm] of the others.
-
-        In every resample the rival is the best family of that resample.
-        """
+    def margin(self, arm: int, mixes: np.ndarray) -> _Margin:
+        """One arm against mixes [family, arm]; in every resample the rival is the best family of that resample."""
         rivals = mixes @ self.total
         best = int(np.argmin(rivals))
-        value = root_ratio(rivals[best], self.energy) - root_ratio(self.total[arm], self.energy)
+        error = float(root_ratio(rivals[best], self.energy))
         drawn = None
         if self.sums is not None:
             least = (self.sums @ mixes.T).min(axis=1)
             drawn = root_ratio(least, self.energies) - root_ratio(self.sums[:, arm], self.energies)
-        return best, float(root_ratio(rivals[best], self.energy)), self.estimate(value, drawn)
+        value = error - root_ratio(self.total[arm], self.energy)
+        return _Margin(best, error, _estimate(value, drawn, self.n_units, self.settings), self.per_unit @ mixes[best])
+
+
+class _Attention:
+    """Attention-output errors, means over units, and their margins.
+
+    A mix of two points has the root of the mixed squares as its error in each unit: independent
+    errors of the vectors add in squares.
+    """
+
+    def __init__(self, arms: Arms, settings: GonogoSettings) -> None:
+        self.per_unit = np.stack([arm.confirm.attention_error for arm in arms.arms], axis=1)
+        self.n_units, self.settings = len(self.per_unit), settings
+
+    def error(self, arm: int) -> Estimate:
+        drawn = self._drawn(self.per_unit[:, [arm]])
+        means = None if drawn is None else drawn[:, 0]
+        return _estimate(self.per_unit[:, arm].mean(), means, self.n_units, self.settings)
+
+    def margin(self, arm: int, mixes: np.ndarray) -> _Margin:
+        """As for the reconstruction."""
+        rivals = np.sqrt(np.square(self.per_unit) @ mixes.T)
+        best = int(np.argmin(rivals.mean(axis=0)))
+        error = float(rivals[:, best].mean())
+        drawn = self._drawn(np.column_stack([self.per_unit[:, arm], rivals]))
+        margins = None if drawn is None else drawn[:, 1:].min(axis=1) - drawn[:, 0]
+        value = error - self.per_unit[:, arm].mean()
+        return _Margin(best, error, _estimate(value, margins, self.n_units, self.settings), rivals[:, best])
+
+    def _drawn(self, columns: np.ndarray) -> np.ndarray | None:
+        if self.n_units < 2:
+            return None
+        return bootstrap_sums(columns, self.settings.n_resamples, self.settings.seed) / self.n_units
+
+
+def _estimate(value: float, drawn: np.ndarray | None, n_units: int, settings: GonogoSettings) -> Estimate:
+    if drawn is None:
+        return Estimate(float(value), None, None)
+    return Estimate(float(value), *interval(drawn, n_units, settings.confidence))
 
 
 def _compare(
-    index: int,
-    arms: Arms,
-    relative: _Drawn,
-    output: _Drawn | None,
-    settings: GonogoSettings,
+    index: int, arms: Arms, relative: _Reconstruction, output: _Attention | None, settings: GonogoSettings
 ) -> Comparison:
-    families, arm = list(arms.curves), arms.arms[index]
-    mixes = _mixes(arms, arm.confirm.bits_per_vector, "confirm", None)
-    best, error, margin = relative.margin(index, mixes)
-    margins, attention_best, attention_error = [margin], None, None
-    if output is not None:
-        attention_best, attention_error, attention_margin = output.margin(index, mixes)
-        margins.append(attention_margin)
-    units = min([relative.n_units] + ([output.n_units] if output is not None else []))
+    families = list(arms.curves)
+    mixes = _mixes(arms, arms.arms[index].confirm.bits_per_vector, "confirm", None)
+    found = relative.margin(index, mixes)
+    attention = None if output is None else output.margin(index, mixes)
+    units = relative.n_units if output is None else min(relative.n_units, output.n_units)
+    margins = [m.estimate for m in (found, attention) if m is not None]
     verdict, reason = verdict_of(margins, units, settings.min_units)
     return Comparison(
-        families[best],
-        error,
-        margin,
-        _calibrate_ratio(index, arms),
-        _amortised_margin(index, arms, relative, settings.amortised_over_vectors),
-        None if attention_best is None else families[attention_best],
-        attention_error,
-        None if output is None else margins[1],
-        relative.per_unit @ mixes[best],
-        np.empty(0) if output is None else output.per_unit @ mixes[attention_best],
-        verdict,
-        reason,
+        rival=families[found.family],
+        rival_error=found.rival_error,
+        margin=found.estimate,
+        calibrate_ratio=_calibrate_ratio(index, arms),
+        amortised_margin=_amortised_margin(index, arms, relative, settings.amortised_over_vectors),
+        attention_rival=None if attention is None else families[attention.family],
+        attention_rival_error=None if attention is None else attention.rival_error,
+        attention_margin=None if attention is None else attention.estimate,
+        rival_unit_error=found.rival_units,
+        rival_attention_unit_error=np.empty(0) if attention is None else attention.rival_units,
+        verdict=verdict,
+        reason=reason,
     )
 
 
@@ -198,7 +233,7 @@ def _calibrate_ratio(index: int, arms: Arms) -> float | None:
     return float(np.sqrt(rivals.min() / totals[index])) if totals[index] > 0 else None
 
 
-def _amortised_margin(index: int, arms: Arms, relative: _Drawn, over: int) -> float:
+def _amortised_margin(index: int, arms: Arms, relative: _Reconstruction, over: int) -> float:
     mine = arms.arms[index].confirm
     rivals = _mixes(arms, mine.bits_per_vector + _side_bits(mine, over), "confirm", over) @ relative.total
     return float(root_ratio(rivals.min(), relative.energy) - root_ratio(relative.total[index], relative.energy))
