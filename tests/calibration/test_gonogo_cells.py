@@ -8,6 +8,7 @@ from gonogo_samples import cell, subspace_draw
 
 from polykv.attention import attend
 from polykv.calibration import GonogoSettings, failed_rows, gonogo_cell, overall
+from polykv.calibration.resampling import time_sharing
 from polykv.calibration.rivals import Coded
 from polykv.calibration.sample import sample_of_cells
 from polykv.calibration.scoring import score
@@ -75,6 +76,25 @@ def test_figures_can_be_recomputed_from_the_units():
             assert row["margin"] == pytest.approx(rival - error)
             gap = np.mean(row["rival_unit_attention_error"]) - np.mean(row["unit_attention_error"])
             assert row["attention_margin"] == pytest.approx(gap)
+
+
+def test_the_named_rival_is_the_best_mix_of_its_own_rows():
+    rows = judge().rows
+    curves = {}
+    for row in rows:
+        if row["codec"] != "sparse":
+            curves.setdefault(row["codec"], []).append(row)
+    (plain,), (centred,) = curves.pop("nothing"), curves.pop("nothing_centered")
+    for sparse in (row for row in rows if row["codec"] == "sparse"):
+        mixed = {}
+        for family, points in curves.items():
+            start = centred if family == "channel" or family.endswith("_centered") else plain
+            squared = np.array([row["unit_squared_error"] for row in (start, *points)])
+            bits = np.array([row["bits_per_vector"] for row in (start, *points)])
+            mixed[family] = time_sharing(bits, squared.sum(axis=1), sparse["bits_per_vector"]) @ squared
+        best = min(mixed, key=lambda family: mixed[family].sum())
+        assert sparse["rival"] == best
+        np.testing.assert_allclose(sparse["rival_unit_squared_error"], mixed[best])
 
 
 def test_the_same_cells_give_the_same_rows_and_bytes():
