@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-BASE = {"errors", "types", "receipts", "attention", "schemas", "ranking"}
+BASE = {"errors", "types", "receipts", "records", "attention", "schemas", "ranking", "strict", "shape"}
 CODECS = BASE | {"codecs"}
 POLICY = CODECS | {"policy"}
 REPLAY = POLICY | {"pool", "replay"}
@@ -14,6 +14,7 @@ CALIBRATION = REPLAY | {"calibration"}
 CERTIFY = POLICY | {"pool", "capture", "certify"}
 EXECUTION = CALIBRATION | {"storage", "execution"}
 STAGES = EXECUTION | CERTIFY | {"search", "report", "stages"}
+RECEIPT_STAGES = REPLAY | {"storage", "receipt_stages"}
 
 # room -> the rooms it may import; a file beside the rooms is a room of its own
 MAY_IMPORT = {
@@ -30,10 +31,12 @@ MAY_IMPORT = {
     "execution": EXECUTION,
     "report": BASE | {"storage", "report"},
     "stages": STAGES,
-    "cli": BASE | {"stages", "storage", "policy", "cli"},
+    "receipt_stages": RECEIPT_STAGES,
+    "cli": BASE | {"stages", "receipt_stages", "storage", "policy", "cli"},
     "__main__": {"cli"},
     "__init__": STAGES - {"stages"},
-    "flows": BASE | {"stages", "flows"},
+    # a flow takes the same options and shows the same progress as the command of its name
+    "flows": BASE | {"stages", "cli", "flows"},
 }
 
 NUMERIC = BASE | {"codecs", "policy", "pool", "replay", "calibration"}
@@ -50,7 +53,7 @@ ONLY_IN = {
     "torch": {"capture", "certify"},
     "transformers": {"capture", "certify"},
     "gguf": {"capture"},
-    "click": {"cli"},
+    "click": {"cli", "flows"},
     "rich": {"cli"},
 }
 # installed by an extra: imported inside the function that needs them, never when a module loads

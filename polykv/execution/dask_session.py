@@ -10,6 +10,7 @@ import logging
 import uuid
 from collections.abc import Callable, Iterable, Iterator
 from itertools import islice
+from threading import Lock
 from typing import Any
 
 import dask
@@ -27,19 +28,24 @@ _REFRESH_EVERY = 64  # completed jobs between two looks at how many threads the 
 
 
 class DaskSession:
-    """Runs jobs on the workers of an engine; connects, or starts them, with the first job."""
+    """Runs jobs on the workers of an engine; connects, or starts them, with the first job.
+
+    Several threads may fan out at once on one session.
+    """
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
         self._cluster: LocalCluster | None = None
         self._client: Client | None = None
+        self._connecting = Lock()
 
     def fan_out(self, function: Callable[[Any], Any], jobs: Iterable[Any]) -> Iterator[tuple[Any, Any]]:
         """(job, result or JobFailure) of every job, as completed."""
         waiting = list(jobs)
         if not waiting:
             return
-        self._connect()
+        with self._connecting:
+            self._connect()
         suspects: list[Any] = []
         for job, outcome in self._stream(function, waiting, self._limit):
             lost = isinstance(outcome, JobFailure) and outcome.kind == WORKER_LOST
@@ -85,7 +91,7 @@ class DaskSession:
                 completed.update(submit())
                 yield job, outcome
         finally:
-            if in_flight:
+            if in_flight and self._client.status == "running":
                 self._client.cancel(list(in_flight))
 
     def _submit(self, function: Callable[[Any], Any], job: Any) -> Future:

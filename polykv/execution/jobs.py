@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -17,6 +18,7 @@ from polykv.execution.digests import CONTROL_EXPECTED
 from polykv.execution.means import load_mean, save_mean
 from polykv.execution.steps import STEPS, Steps
 from polykv.schemas import CONTROLS, RESULTS, TableSchema
+from polykv.storage.artifacts import load_artifact
 from polykv.storage.parts import write_part
 
 
@@ -79,7 +81,8 @@ class ReplayJob:
         if self.mean_inputs is not None and self.key_mean is None:
             raise PolykvError(f"{self.place.stem}: the keys' mean of policy {self.policy_name!r} is not fitted yet")
         mean = None if self.key_mean is None else load_mean(self.place.run_path, self.key_mean)
-        found = steps.call("sweep_cell", self.place.read_cell(), policy, config, mean)
+        artifacts = partial(load_artifact, Path(self.place.run_path) / "artifacts")
+        found = steps.call("sweep_cell", self.place.read_cell(), policy, config, mean, artifacts)
         by_identity = {(row["row_kind"], row["candidate_k"]): row for row in found}
         wanted = {(kind, candidate_k): digest for kind, candidate_k, digest in self.rows}
         rows = _with_digests(self.place, by_identity, wanted)

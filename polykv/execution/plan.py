@@ -40,6 +40,14 @@ class Plan:
     set_aside: tuple[Path, ...]
     notes: tuple[str, ...]
 
+    def of_layer(self, layer: int) -> Plan:
+        """The part of the plan that is about one layer."""
+
+        def here(jobs: Iterable[Any]) -> tuple[Any, ...]:
+            return tuple(job for job in jobs if job.place.layer == layer)
+
+        return replace(self, units=here(self.units), jobs=here(self.jobs), means=here(self.means))
+
     @property
     def n_rows(self) -> int:
         """Rows the run ends with, results and controls together."""
@@ -113,6 +121,7 @@ class _Planner:
         self, store: Any, policies: tuple[Any, ...], config: dict, ks: tuple[int, ...], run: RunDirectory, steps: Steps
     ) -> None:
         self.means: dict[str, MeanJob] = {}
+        self._uncentred: set[str] = set()
         self._store = store
         self._policies = policies
         self._config = config
@@ -135,13 +144,13 @@ class _Planner:
                     yield self._replay(place, inputs, policy)
 
     def notes(self) -> Iterator[str]:
-        """What a reader of the run should know beforehand."""
+        """What a reader of the run should know; complete once the units are made."""
         for split in SPLITS:
             if split not in self._splits:
                 yield f"the store has no passage in split {split}: no rows for it"
-        centred = [policy.name for policy in self._policies if policy.center_keys != "off"]
-        if centred and not self._centres:
-            yield f"the store has no passage in split calibrate: keys are not centred in {', '.join(centred)}"
+        if self._uncentred:
+            names = ", ".join(sorted(self._uncentred))
+            yield f"the store has no passage in split calibrate: keys are not centred in {names}"
 
     def _place(self, layer: int, kv_head: int, split: str) -> Place:
         url = self._store.url
@@ -170,12 +179,16 @@ class _Planner:
 
     def _mean(self, place: Place, policy: Any) -> str | None:
         """Inputs digest of the key mean this policy needs for the cell; None when it needs none."""
-        if policy.center_keys == "off" or not self._centres:
+        here = policy.for_cell(place.layer, place.kv_head)
+        if here.center_keys == "off":
+            return None
+        if not self._centres:
+            self._uncentred.add(policy.name)
             return None
         slabs = slabs_digest(self._store.cell_digests(place.layer, place.kv_head, "calibrate"))
-        inputs = mean_inputs(place.layer, place.kv_head, slabs, policy.sink_tokens)
+        inputs = mean_inputs(place.layer, place.kv_head, slabs, here.sink_tokens)
         if inputs not in self.means:
-            self.means[inputs] = MeanJob(replace(place, split="calibrate"), policy.sink_tokens, inputs)
+            self.means[inputs] = MeanJob(replace(place, split="calibrate"), here.sink_tokens, inputs)
         return inputs
 
 

@@ -16,9 +16,11 @@ class Steps:
     """References "module:name" of what a replay is made of.
 
     open_store(url) → CaptureStore; policy(dict) → Policy; config(dict) → SweepConfig;
-    sweep_cell(data, policy, config, key_mean) → results rows without run_id and row_digest;
+    sweep_cell(data, policy, config, key_mean, artifacts) → results rows without run_id and
+    row_digest, where artifacts(digest) gives the arrays of the run's artifact;
     control_rows(data, config) → controls rows, likewise; key_mean(data, sink_tokens) → [head_dim]
-    float32; selection_rows(results rows, controls rows) → selection rows.
+    float32; selection_rows(results rows, controls rows) → selection rows without run_id;
+    judged(results rows, controls rows) → the same results rows, verdicts as the controls allow.
     """
 
     open_store: str = "polykv.storage:CaptureStore.open"
@@ -28,6 +30,7 @@ class Steps:
     control_rows: str = "polykv.replay.controls:control_rows"
     key_mean: str = "polykv.replay.means:key_mean"
     selection_rows: str = "polykv.replay.selection:selection_rows"
+    judged: str = "polykv.replay.controls:judged"
 
     def call(self, step: str, *args: Any) -> Any:
         """Call the function that a step's reference names."""

@@ -13,6 +13,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from threading import Lock
 from typing import Any, Protocol
 
 from polykv.errors import StorageFullError
@@ -22,7 +23,7 @@ from polykv.execution.plan import Plan, Unit, plan_replay, rescan
 from polykv.execution.steps import STEPS, Steps
 from polykv.schemas import CONTROLS, RESULTS, SELECTION
 from polykv.storage.parts import PartScan, compact_rows
-from polykv.storage.results import read_rows, write_table
+from polykv.storage.results import amend, read_rows, write_table
 from polykv.storage.run import RunDirectory
 
 _LOST_PART = "DamagedStoreError: the part with this row was lost after its job; run the same command again"
@@ -56,6 +57,74 @@ class ReplaySummary:
     selection: str
 
 
+class Replay:
+    """A planned replay: run its layers in any order or at once, then finish.
+
+        replay = Replay.planned(store, policies, config, run)
+        for layer in replay.layers:
+            replay.run_layer(layer, session)
+        summary = replay.finish(engine)
+
+    Layers may run in several threads, each with a session of its own on one Dask client.
+    """
+
+    def __init__(self, run: RunDirectory, plan: Plan, steps: Steps, on_progress: OnProgress | None = None) -> None:
+        self.plan = plan
+        self.layers = tuple(sorted({unit.place.layer for unit in plan.units}))
+        self._run = run
+        self._steps = steps
+        self._began = time.monotonic()
+        self._tally = _Tally(len(plan.means) + len(plan.jobs), on_progress)
+        self._reasons: dict[str, str] = {}
+
+    @classmethod
+    def planned(
+        cls,
+        store: Any,
+        policies: Sequence[Any],
+        config: Any,
+        run: RunDirectory,
+        ks_per_job: int | None = None,
+        cells: Iterable[tuple[int, int]] | None = None,
+        steps: Steps = STEPS,
+        on_progress: OnProgress | None = None,
+    ) -> Replay:
+        """Plan what is missing from `run`; raises InputError (see `plan_replay`)."""
+        return cls(run, plan_replay(store, policies, config, run, ks_per_job, cells, steps), steps, on_progress)
+
+    def run_all(self, session: Session) -> None:
+        """Run every job that is missing."""
+        self._reasons |= _run_jobs(session, self.plan, self._tally)
+
+    def run_layer(self, layer: int, session: Session) -> tuple[int, int]:
+        """Run one layer's missing jobs; returns (jobs run, jobs failed)."""
+        part = self.plan.of_layer(layer)
+        tally = _Tally(len(part.means) + len(part.jobs), lambda done, failed, total: None, self._tally)
+        self._reasons |= _run_jobs(session, part, tally)
+        return tally.done, tally.failed
+
+    def finish(self, engine: Engine) -> ReplaySummary:
+        """Write the tables from the parts and note in run.json what was done and where."""
+        plan, run = self.plan, self._run
+        rows_failed, failures = _write_tables(run, plan, self._reasons, self._steps)
+        summary = ReplaySummary(
+            jobs_run=self._tally.done,
+            jobs_failed=self._tally.failed,
+            rows_computed=plan.n_rows - plan.n_held - rows_failed,
+            rows_reused=plan.n_held,
+            rows_failed=rows_failed,
+            failures=failures,
+            parts_set_aside=tuple(path.name for path in plan.set_aside),
+            notes=plan.notes,
+            seconds=time.monotonic() - self._began,
+            results=str(run.table_path(RESULTS.name)),
+            controls=str(run.table_path(CONTROLS.name)),
+            selection=str(run.table_path(SELECTION.name)),
+        )
+        run.record("replay", {**asdict(summary), "engine": _described(engine)}, failed=rows_failed > 0)
+        return summary
+
+
 def run_replay(
     store: Any,
     policies: Sequence[Any],
@@ -73,43 +142,30 @@ def run_replay(
     (see `plan_replay`), WorkerError when the workers cannot do the work, StorageFullError; what
     was finished before is kept in the run's parts.
     """
-    began = time.monotonic()
-    plan = plan_replay(store, policies, config, run, ks_per_job, cells, steps)
-    tally = _Tally(len(plan.means) + len(plan.jobs), on_progress)
+    replay = Replay.planned(store, policies, config, run, ks_per_job, cells, steps, on_progress)
     with open_session(engine) as session:
-        reasons = _run_jobs(session, plan, tally)
-    rows_failed, failures = _write_tables(run, plan, reasons, steps)
-    summary = ReplaySummary(
-        jobs_run=tally.done,
-        jobs_failed=tally.failed,
-        rows_computed=plan.n_rows - plan.n_held - rows_failed,
-        rows_reused=plan.n_held,
-        rows_failed=rows_failed,
-        failures=failures,
-        parts_set_aside=tuple(path.name for path in plan.set_aside),
-        notes=plan.notes,
-        seconds=time.monotonic() - began,
-        results=str(run.table_path(RESULTS.name)),
-        controls=str(run.table_path(CONTROLS.name)),
-        selection=str(run.table_path(SELECTION.name)),
-    )
-    run.record("replay", {**asdict(summary), "engine": _described(engine)}, failed=rows_failed > 0)
-    return summary
+        replay.run_all(session)
+    return replay.finish(engine)
 
 
 class _Tally:
-    """Counts finished jobs and tells the progress callback."""
+    """Counts finished jobs, tells the progress callback, and passes the count on to a `whole`."""
 
-    def __init__(self, total: int, on_progress: OnProgress | None) -> None:
+    def __init__(self, total: int, on_progress: OnProgress | None, whole: _Tally | None = None) -> None:
         self.done = self.failed = 0
         self._total = total
         self._tell = on_progress or (lambda done, failed, total: None)
+        self._whole = whole
+        self._lock = Lock()
         self._tell(0, 0, total)
 
     def count(self, failed: bool) -> None:
-        self.done += 1
-        self.failed += failed
-        self._tell(self.done, self.failed, self._total)
+        with self._lock:
+            self.done += 1
+            self.failed += failed
+            self._tell(self.done, self.failed, self._total)
+        if self._whole is not None:
+            self._whole.count(failed)
 
 
 def _run_jobs(session: Session, plan: Plan, tally: _Tally) -> dict[str, str]:
@@ -164,7 +220,7 @@ def _write_tables(
             failures[row["reason"]] = failures.get(row["reason"], 0) + 1
         wanted = (digest for unit in units for digest in unit.row_digests)
         compact_rows(scans[table.name], table, wanted, failed, run.run_id, run.table_path(table.name))
-    _write_selection(run, steps, sorted({unit.place.layer for unit in plan.units}))
+    _judge(run, steps, sorted({unit.place.layer for unit in plan.units}))
     for table in (RESULTS, CONTROLS, SELECTION):
         run.record_output(run.table_path(table.name))
     return sum(failures.values()), failures
@@ -180,14 +236,24 @@ def _failed_rows(units: Iterable[Unit], scan: PartScan, reasons: Mapping[str, st
                 yield row | {"reason": reasons.get(row["row_digest"], _LOST_PART)}
 
 
-def _write_selection(run: RunDirectory, steps: Steps, layers: Sequence[int]) -> None:
-    """Choose layer by layer, so that memory holds one layer's rows at a time."""
+def _judge(run: RunDirectory, steps: Steps, layers: Sequence[int]) -> None:
+    """Write the selection, and into the results what the controls make of their verdicts.
+
+    Layer by layer, so that memory holds one layer's rows at a time. Parts keep the verdicts as
+    measured: a control that is repaired later judges them anew.
+    """
     controls = read_rows(run.table_path(CONTROLS.name), CONTROLS)
     chosen: list[dict[str, Any]] = []
+    changed: dict[str, dict[str, Any]] = {}
     for layer in layers:
         rows = read_rows(run.table_path(RESULTS.name), RESULTS, layer=layer)
-        chosen.extend(steps.call("selection_rows", rows, controls))
+        chosen.extend({**row, "run_id": run.run_id} for row in steps.call("selection_rows", rows, controls))
+        for row, judged in zip(rows, steps.call("judged", rows, controls), strict=True):
+            if judged["verdict"] != row["verdict"]:
+                changed[row["row_digest"]] = {name: judged[name] for name in ("verdict", "verdict_reason")}
     write_table(run.table_path(SELECTION.name), SELECTION, chosen)
+    if changed:
+        amend(run.table_path(RESULTS.name), RESULTS, "row_digest", changed)
 
 
 def _described(engine: Engine) -> dict[str, Any]:

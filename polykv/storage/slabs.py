@@ -26,7 +26,7 @@ class _PresentOnly(WrapperStore):
 
     async def get(self, key: str, prototype: BufferPrototype, byte_range: ByteRequest | None = None) -> Buffer | None:
         value = await self._store.get(key, prototype, byte_range)
-        if key.rpartition("/")[2].startswith("c.") and (value is None or len(value) == 0):
+        if key.rpartition("/")[2] != "zarr.json" and (value is None or len(value) == 0):
             raise AbsentChunkError("its file is missing" if value is None else "its file is empty (0 bytes)")
         return value
 

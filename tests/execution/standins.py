@@ -12,7 +12,7 @@ import os
 import signal
 import time
 import uuid
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -20,6 +20,7 @@ import numpy as np
 from polykv.errors import StorageFullError
 from polykv.execution.steps import Steps
 from polykv.receipts import digest_json
+from polykv.replay import selection
 from polykv.schemas import CONTROLS, RESULTS, SELECTION
 from polykv.storage import CaptureWriter
 from polykv.types import CaptureMeta, CellData, Document, LayerCapture, LayerSpec, PassageCapture
@@ -34,6 +35,10 @@ class StandInPolicy:
     scale: float = 1.0
     center_keys: str = "off"
     sink_tokens: int = 0
+    off_in: tuple[tuple[int, int], ...] = ()  # cells whose keys are not centred
+
+    def for_cell(self, layer: int, kv_head: int) -> StandInPolicy:
+        return replace(self, center_keys="off") if (layer, kv_head) in self.off_in else self
 
     def to_dict(self) -> dict:
         return asdict(self)
@@ -43,7 +48,7 @@ class StandInPolicy:
 
     @classmethod
     def from_dict(cls, raw: dict) -> StandInPolicy:
-        return cls(**raw)
+        return cls(**raw | {"off_in": tuple(map(tuple, raw["off_in"]))})
 
 
 @dataclass(frozen=True)
@@ -114,7 +119,9 @@ class FailurePlan:
             time.sleep(0.3)
 
 
-def sweep_cell(data: CellData, policy: StandInPolicy, config: StandInConfig, key_mean: np.ndarray | None) -> list[dict]:
+def sweep_cell(
+    data: CellData, policy: StandInPolicy, config: StandInConfig, key_mean: np.ndarray | None, artifacts: object = None
+) -> list[dict]:
     """Rows of every candidate_k and of window_only; each figure comes from a float32 matrix product."""
     cell = f"{data.spec.layer},{data.kv_head},{data.split}"
     FailurePlan.here().called(f"sweep,{cell},{policy.name},k{','.join(map(str, config.candidate_ks))},")
@@ -186,11 +193,21 @@ def selection_rows(results: list[dict], controls: list[dict]) -> list[dict]:
     return chosen
 
 
-N_TOKENS, N_QUERIES, HEAD_DIM = 16, 3, 8
+def real_selection(results: list[dict], controls: list[dict]) -> list[dict]:
+    """The real choice, under the run's id."""
+    return [{**row, "run_id": results[0]["run_id"]} for row in selection.selection_rows(results, controls)]
+
+
+N_TOKENS, HEAD_DIM = 16, 8
 CELLS = ((1, 0), (4, 0), (4, 1))
 
 
-def write_store(path: Path, splits: tuple[str, ...] = ("calibrate", "select", "confirm", "confirm")) -> None:
+def write_store(
+    path: Path,
+    splits: tuple[str, ...] = ("calibrate", "select", "confirm", "confirm"),
+    n_tokens: int = N_TOKENS,
+    positions: tuple[int, ...] = (10, 12, 14),
+) -> None:
     """A sealed capture of one layer with one KV head and one with two, seeded."""
     layers = tuple(LayerSpec(layer, 2 * heads, heads, HEAD_DIM, HEAD_DIM, 0.35) for layer, heads in ((1, 1), (4, 2)))
     meta = CaptureMeta(
@@ -203,8 +220,8 @@ def write_store(path: Path, splits: tuple[str, ...] = ("calibrate", "select", "c
         passage_split=splits,
         passage_document=(0,) * len(splits),
         layers=layers,
-        n_tokens=N_TOKENS,
-        n_queries=N_QUERIES,
+        n_tokens=n_tokens,
+        n_queries=len(positions),
         logits_reason="no_linear_projection",
     )
     writer = CaptureWriter.create(str(path), meta)
@@ -216,12 +233,12 @@ def write_store(path: Path, splits: tuple[str, ...] = ("calibrate", "select", "c
 
         captured = {
             spec.layer: LayerCapture(
-                k=draw(spec.n_kv_heads, N_TOKENS, HEAD_DIM),
-                v=draw(spec.n_kv_heads, N_TOKENS, HEAD_DIM),
-                q=draw(spec.n_q_heads, N_QUERIES, HEAD_DIM),
-                out=draw(spec.n_q_heads, N_QUERIES, HEAD_DIM),
+                k=draw(spec.n_kv_heads, n_tokens, HEAD_DIM),
+                v=draw(spec.n_kv_heads, n_tokens, HEAD_DIM),
+                q=draw(spec.n_q_heads, len(positions), HEAD_DIM),
+                out=draw(spec.n_q_heads, len(positions), HEAD_DIM),
             )
             for spec in layers
         }
-        writer.write_passage(PassageCapture(index, rng.integers(0, 99, N_TOKENS), np.array([10, 12, 14]), captured))
+        writer.write_passage(PassageCapture(index, rng.integers(0, 99, n_tokens), np.array(positions), captured))
     writer.seal()

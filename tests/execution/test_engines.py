@@ -224,7 +224,7 @@ def launch(tmp_path):
     elsewhere = tmp_path / "elsewhere"  # a process finds packages in its working directory first
     elsewhere.mkdir()
 
-    def start(module: str, *arguments: str, python_path: str = "") -> None:
+    def start(module: str, *arguments: str, python_path: str = "") -> subprocess.Popen:
         path = os.pathsep.join(filter(None, (python_path, str(REPOSITORY), str(Path(__file__).parent))))
         command = [
             sys.executable,
@@ -238,6 +238,7 @@ def launch(tmp_path):
         quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
         environment = os.environ | {"PYTHONPATH": path}
         started.append(subprocess.Popen(command, cwd=elsewhere, env=environment, **quiet))
+        return started[-1]
 
     yield start
     for process in reversed(started):
@@ -248,11 +249,15 @@ def launch(tmp_path):
 @pytest.fixture
 def scheduler(launch):
     """The address of a `dask scheduler` process on a free port of the loopback interface."""
+    return launch_scheduler(launch)[0]
+
+
+def launch_scheduler(launch) -> tuple[str, subprocess.Popen]:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = str(free.getsockname()[1])
-    launch("dask_scheduler", "--port", port)
-    return f"tcp://127.0.0.1:{port}"
+    process = launch("dask_scheduler", "--port", port)
+    return f"tcp://127.0.0.1:{port}", process
 
 
 def _stop(process: subprocess.Popen) -> None:
@@ -269,6 +274,18 @@ def test_an_external_scheduler_serves(scheduler, launch):
     engine = Engine.parse(scheduler)
     assert dict(fan_out(seven_fails, range(20), engine)) == dict(fan_out(seven_fails, range(20), SERIAL))
     assert {threads for _, (_, threads) in fan_out(most_threads, range(6), engine)} == {1}
+
+
+@pytest.mark.slow
+def test_a_scheduler_lost_half_way_is_a_worker_error(launch):
+    address, process = launch_scheduler(launch)
+    launch("dask_worker", address)
+    with open_session(Engine.parse(address)) as session:
+        stream = session.fan_out(slow_square, range(400))
+        assert len(list(islice(stream, 3))) == 3
+        process.kill()
+        with pytest.raises(WorkerError, match="was lost .*run the same command again"):
+            list(stream)
 
 
 @pytest.mark.slow

@@ -11,7 +11,7 @@ import subprocess
 import numpy as np
 import pytest
 import standins
-from conftest import CONFIG, N_CONTROLS, N_PARTS, N_RESULTS, POLICIES
+from replay_world import CONFIG, N_CONTROLS, N_PARTS, N_RESULTS, POLICIES
 from standins import CELLS, STEPS, StandInConfig, StandInPolicy
 
 from polykv.errors import InputError, StorageFullError
@@ -125,6 +125,15 @@ def test_a_failed_cell_is_rows_with_a_reason_and_the_next_run_repairs_it(replay,
     assert RunDirectory.open(hurt.path).status == "complete"
 
 
+def test_a_budget_that_fails_alone_is_one_failed_row(replay, plan, whole):
+    plan.set(sweep_1_0_select_plain_k8_=("raise", None))
+    hurt = replay(ks_per_job=1)
+    failed = [r for r in read_rows(hurt.path / "results.parquet", RESULTS) if r["status"] == "failed"]
+    assert [(r["layer"], r["split"], r["policy"], r["candidate_k"]) for r in failed] == [(1, "select", "plain", 8)]
+    plan.set()
+    assert replay().tables == whole.tables
+
+
 def test_a_mean_that_cannot_be_fitted_fails_its_cell_and_policy_alone(replay, plan, whole):
     plan.set(mean_4_0=("raise", None))
     hurt = replay("hurt")
@@ -159,6 +168,13 @@ def test_without_calibrate_passages_keys_are_not_centred_and_the_run_says_so(rep
     assert RunDirectory.open(done.path).state["sessions"][0]["replay"]["notes"] == list(done.summary.notes)
 
 
+def test_centring_is_the_cells_own(replay, plan):
+    policy = StandInPolicy("mixed", center_keys="calibrate_mean", off_in=((4, 0),))
+    mixed = replay(policies=[policy])
+    assert plan.calls("mean") == ["mean,1,0,calibrate,", "mean,4,1,calibrate,"]
+    assert mixed.summary.rows_failed == 0
+
+
 @pytest.mark.parametrize("damage", ["flip", "truncate", "delete"])
 def test_damaged_parts_are_set_aside_and_computed_again(replay, plan, damage):
     first = replay()
@@ -180,7 +196,7 @@ def test_damaged_parts_are_set_aside_and_computed_again(replay, plan, damage):
 
 def test_a_damaged_slab_is_a_failed_row_that_names_it(replay, store_path, tmp_path):
     shutil.copytree(store_path, tmp_path / "copy")
-    chunk = tmp_path / "copy" / "layers" / "004" / "k" / "c" / "2" / "1" / "0" / "0"
+    (chunk,) = (tmp_path / "copy" / "layers" / "004" / "k").glob("*2.1.0.0")  # passage 2, KV head 1
     data = bytearray(chunk.read_bytes())
     data[len(data) // 2] ^= 1
     chunk.write_bytes(bytes(data))
@@ -238,7 +254,7 @@ def test_a_disk_that_really_runs_full_loses_nothing(replay, plan, whole, tmp_pat
         assert done.summary.parts_set_aside == ()
         assert done.tables == whole.tables
     finally:
-        subprocess.run(["umount", str(place)], check=True)
+        subprocess.run(["umount", "-l", str(place)], check=True)
 
 
 @pytest.mark.parametrize(

@@ -80,7 +80,7 @@ def metas(draw):
     )
 
 
-@settings(deadline=None, max_examples=15)
+@settings(deadline=None, max_examples=10)
 @given(meta=metas(), data=st.data())
 def test_round_trip_of_any_shape(meta, data):
     """Ragged lengths, K and V of different widths, MQA, GQA, MHA, passages without queries."""

@@ -1,6 +1,7 @@
 """What the writer refuses, and what is left when it is stopped."""
 
 import errno
+import subprocess
 from dataclasses import replace
 
 import numpy as np
@@ -280,6 +281,25 @@ def test_a_full_disk_keeps_what_is_written_and_can_be_resumed(writer, meta, tmp_
     monkeypatch.undo()
     fill_store(writer, meta, [make_passage(meta, i) for i in (1, 2, 3)])
     assert CaptureStore.open(tmp_path / "s").verify().ok
+
+
+@pytest.mark.slow
+def test_a_disk_that_is_really_full(tmp_path):
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", disk], capture_output=True, check=False)
+    if mounted.returncode:
+        pytest.skip("mounting a small file system needs privileges")
+    try:
+        meta = make_meta(n_tokens=2000, splits=("confirm",) * 20)
+        writer = CaptureWriter.create(disk / "s", meta)
+        with pytest.raises(StorageFullError, match="no space left while writing"):
+            fill_store(writer, meta, (make_passage(meta, i, length=2000) for i in range(20)))
+        with pytest.raises(UnsealedStoreError):
+            CaptureStore.open(disk / "s")
+        assert not list(disk.rglob("*.partial"))
+    finally:
+        subprocess.run(["umount", disk], check=True)
 
 
 def test_a_full_disk_at_the_seal_leaves_no_half_seal(writer, meta, tmp_path, monkeypatch):

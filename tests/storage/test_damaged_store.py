@@ -102,6 +102,9 @@ def s3_place(s3):
     return Place("s3://captures/damage", s3)
 
 
+ON_S3_SLOWLY = ["disk", pytest.param("s3", marks=pytest.mark.slow)]
+
+
 @pytest.fixture(params=["disk", "s3"])
 def place(request):
     found = request.getfixturevalue(f"{request.param}_place")
@@ -162,6 +165,7 @@ def test_a_missing_chunk_that_would_read_as_its_own_value_is_refused(tmp_path):
         CaptureStore.open(tmp_path / "s").cell(2, 0, "confirm")
 
 
+@pytest.mark.parametrize("place", ON_S3_SLOWLY, indirect=True)
 def test_verify_lists_every_damage_and_counts_progress(place):
     for chunk in CHUNKS:
         place.put(chunk, flip(place.read(chunk)))
@@ -254,7 +258,7 @@ def test_root_files_are_checked_before_anything_is_read(place, kind):
         place.open()
 
 
-@pytest.mark.parametrize("flips", [25, pytest.param(400, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("flips", [12, pytest.param(200, marks=pytest.mark.slow)])
 def test_a_bit_flipped_anywhere_is_an_error_or_changes_nothing(disk_place, flips):
     """Metadata that does not matter may change unseen, data never."""
     sound = disk_place.open().cell(5, 0, "confirm")
