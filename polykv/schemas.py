@@ -227,4 +227,145 @@ SELECTION = TableSchema(
     ),
 )
 
-TABLES = {table.name: table for table in (RESULTS, CONTROLS, SELECTION)}
+_ARM = "the dictionary could not be learned (status)"
+_RIVAL = "the row is a rival's"
+_PROBED = "there are no queries"
+_PRIMARY = "not the primary row"
+
+GONOGO = TableSchema(
+    "gonogo",
+    1,
+    ("layer", "stream", "kv_head", "codec", "config_digest"),
+    (
+        Column("run_id", "string", "", "name of the run"),
+        Column("layer", "int64", "", "the model's layer index"),
+        Column("stream", "string", "", "key or value"),
+        Column("kv_head", "int64", "", "KV head within the layer; -1: all heads of the layer share one dictionary"),
+        Column(
+            "codec",
+            "string",
+            "",
+            "sparse (the dictionary), or a rival: nothing, int8, uniform, channel, turbo_scalar, fib, …_centered",
+        ),
+        Column("config", "string", "", "the codec's configuration as canonical JSON"),
+        Column("config_digest", "string", "", "blake3 of config"),
+        Column("n_atoms", "int64", "atoms", "atoms of the dictionary", _RIVAL),
+        Column("sparsity", "int64", "atoms", "atoms used per vector", _RIVAL),
+        Column(
+            "coefficients",
+            "string",
+            "",
+            "float16, int8 or int4",
+            "the row is a rival's, or the dictionary could not be learned",
+        ),
+        Column(
+            "artifact",
+            "string",
+            "",
+            "blake3 of the dictionary's file",
+            "the row is a rival's, or the dictionary could not be learned",
+        ),
+        Column("is_primary", "bool", "", "this row's verdict is that of the (layer, stream, kv_head)"),
+        Column("status", "string", "", "ok, or failed"),
+        Column("reason", "string", "", "why it failed", "it did not"),
+        Column("row_digest", "string", "", "blake3 of all that determines this row's figures"),
+        Column("head_dim", "int64", "numbers", "width of the vectors", _FAILED),
+        Column("unit_kind", "string", "", "what the bootstrap draws: passages or documents", _FAILED),
+        Column("n_units", "int64", "units", "units of confirm", _FAILED),
+        Column("n_calibrate_vectors", "int64", "vectors", "vectors of calibrate", _FAILED),
+        Column("n_trained_vectors", "int64", "vectors", "of these, evenly spaced, learned from", _FAILED),
+        Column("n_confirm_vectors", "int64", "vectors", "vectors of confirm, sinks left out", _FAILED),
+        _figure("bits_per_vector", "bits", "indices, coefficients, norms and scales of one vector", _ARM),
+        _figure("bits_per_value", "bits", "the same per number", _ARM),
+        _figure("side_bytes", "bytes", "stored once: dictionary, mean", _ARM),
+        _figure(
+            "bits_per_vector_amortised",
+            "bits",
+            "bits_per_vector with side_bytes shared by amortised_over_vectors",
+            _ARM,
+        ),
+        Column("amortised_over_vectors", "int64", "vectors", "vectors that share side_bytes in that column", _FAILED),
+        _figure(
+            "calibrate_relative_error", "1", "√(Σ‖x̂−x‖²/Σ‖x‖²) on calibrate, where the dictionary was learned", _ARM
+        ),
+        _figure("confirm_relative_error", "1", "the same on confirm", _ARM),
+        _figure("confirm_relative_error_low", "1", "lower end of its interval over units", "fewer than 2 units"),
+        _figure("confirm_relative_error_high", "1", "upper end", "fewer than 2 units"),
+        _figure(
+            "attention_output_error",
+            "1",
+            "mean over units of ‖Δo‖/‖o‖ with this stream coded, sinks and recent window exact",
+            _PROBED,
+        ),
+        _figure("attention_output_error_low", "1", "lower end of its interval", "no queries, or fewer than 2 units"),
+        _figure("attention_output_error_high", "1", "upper end", "no queries, or fewer than 2 units"),
+        _figure(
+            "attention_kl_mean",
+            "nats",
+            "KL(coded ‖ exact) of the attention weights, mean over units; 0 for values",
+            _PROBED,
+        ),
+        Column("rival", "string", "", "best fair rival family at no more bits", _RIVAL),
+        _figure("rival_relative_error", "1", "its error, interpolated on its rate curve", _RIVAL),
+        _figure(
+            "margin", "1", "rival_relative_error − confirm_relative_error: above 0 the dictionary is better", _RIVAL
+        ),
+        _figure("margin_low", "1", "lower end of its interval", "a rival's row, or fewer than 2 units"),
+        _figure("margin_high", "1", "upper end", "a rival's row, or fewer than 2 units"),
+        _figure("amortised_margin", "1", "the margin with side bytes charged to both sides", _RIVAL),
+        _figure(
+            "calibrate_ratio",
+            "1",
+            "rival error / dictionary error on calibrate",
+            "a rival's row, or a dictionary without error",
+        ),
+        Column(
+            "attention_rival",
+            "string",
+            "",
+            "best rival family by attention-output error",
+            "a rival's row, or no queries",
+        ),
+        _figure(
+            "attention_margin",
+            "1",
+            "its attention-output error − that of the dictionary",
+            "a rival's row, or no queries",
+        ),
+        _figure(
+            "attention_margin_low", "1", "lower end of its interval", "a rival's row, no queries, or fewer than 2 units"
+        ),
+        _figure("attention_margin_high", "1", "upper end", "a rival's row, no queries, or fewer than 2 units"),
+        Column(
+            "verdict", "string", "", "go, no-go or inconclusive by polykv.calibration.RULE", "a rival's row, or failed"
+        ),
+        Column(
+            "verdict_reason",
+            "string",
+            "",
+            "too_few_units, interval_holds_zero, attention_disagrees, …",
+            "nothing to say",
+        ),
+        Column("legacy_verdict", "string", "", "the original rule (polykv.calibration.LEGACY_RULE)", _PRIMARY),
+        _figure(
+            "legacy_dictionary_error",
+            "1",
+            "relative error on the rows trained on, coefficients not quantised",
+            _PRIMARY,
+        ),
+        _figure("legacy_ternary_error", "1", "relative error of round(x / absmax) on the same rows", _PRIMARY),
+        Column("unit_energy", "list<double>", "number²", "Σ‖x‖² of each unit of confirm", _FAILED),
+        Column("unit_squared_error", "list<double>", "number²", "Σ‖x̂−x‖² of each unit", _ARM),
+        Column("rival_unit_squared_error", "list<double>", "number²", "the same of `rival`, interpolated", _RIVAL),
+        Column("unit_attention_error", "list<double>", "1", "mean ‖Δo‖/‖o‖ of each unit", _PROBED),
+        Column(
+            "rival_unit_attention_error",
+            "list<double>",
+            "1",
+            "the same of `attention_rival`, interpolated",
+            "a rival's row, or no queries",
+        ),
+    ),
+)
+
+TABLES = {table.name: table for table in (RESULTS, CONTROLS, SELECTION, GONOGO)}
