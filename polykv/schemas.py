@@ -81,13 +81,17 @@ _METRICS = (
     _figure("attention_kl_mean", "nats", "KL(compressed ‖ exact) of the attention weights; finite for any kept set"),
     _figure("attention_mass_kept_mean", "1", "exact attention weight of the tokens attended"),
     _figure("topk_recall_mean", "1", "share of the exact top candidate_k that was kept"),
-    _figure("selection_cosine_mean", "1", "output cosine of exact K and V at the tokens selected: selection error alone"),
+    _figure(
+        "selection_cosine_mean", "1", "output cosine of exact K and V at the tokens selected: selection error alone"
+    ),
     _figure("selection_relative_error_mean", "1", "relative error of the same"),
     _figure("codec_cosine_mean", "1", "output cosine of compressed K and V at full candidate_k: codec error alone"),
     _figure("codec_relative_error_mean", "1", "relative error of the same"),
     _figure("saturated_fraction", "1", "share of queries with no more candidates than candidate_k"),
     _figure("capture_fidelity", "1", "relative distance of the recomputed exact output to the model's own"),
-    Column("passage_output_cosine", "list<double>", "1", "mean output cosine of each passage, in capture order", _FIGURE),
+    Column(
+        "passage_output_cosine", "list<double>", "1", "mean output cosine of each passage, in capture order", _FIGURE
+    ),
     Column("passage_output_relative_error", "list<double>", "1", "mean relative error of each passage", _FIGURE),
 )
 
@@ -99,7 +103,13 @@ _SEED = (
     _figure("seed_ppl_proxy_exact", "1", "exp of the mean exact label NLL", _LOGITS),
     _figure("seed_ppl_proxy_compressed", "1", "exp of the mean label NLL with this head compressed", _LOGITS),
     _figure("seed_ppl_proxy_delta", "1", "compressed − exact", _LOGITS),
-    Column("seed_passed", "bool", "", "all seed gates that could be computed pass (limits far too wide for one head)", _FAILED),
+    Column(
+        "seed_passed",
+        "bool",
+        "",
+        "all seed gates that could be computed pass (limits far too wide for one head)",
+        _FAILED,
+    ),
     Column("seed_blockers", "blockers", "", "seed gates that failed", _FAILED),
     Column("logits_reason", "string", "", "why logit figures are null", "they are not"),
 )
@@ -110,14 +120,23 @@ _COST = (
     Column("full_decode_value_count", "int64", "values", "values a full decode would touch", _FAILED),
     _figure("decode_reduction", "1", "full_decode_value_count / max(1, decoded_values_total)"),
     _figure("bytes_per_token", "bytes", "K and V codes of one token of this KV head", _FAILED),
-    _figure("bytes_per_token_at_4k", "bytes", "the same with window, sinks, codebooks and means charged over 4,096 tokens", _FAILED),
+    _figure(
+        "bytes_per_token_at_4k",
+        "bytes",
+        "the same with window, sinks, codebooks and means charged over 4,096 tokens",
+        _FAILED,
+    ),
     _figure("bytes_per_token_at_32k", "bytes", "the same over 32,768 tokens", _FAILED),
     _figure("float16_bytes_per_token", "bytes", "K and V of one token in float16", _FAILED),
 )
 
 _VERDICT = (
-    Column("verdict", "string", "", "pass, fail, inconclusive, insensitive; invalid when the exact control fails", _FAILED),
-    Column("verdict_reason", "string", "", "too_few_passages, non_finite, insensitive …", "the verdict speaks for itself"),
+    Column(
+        "verdict", "string", "", "pass, fail, inconclusive, insensitive; invalid when the exact control fails", _FAILED
+    ),
+    Column(
+        "verdict_reason", "string", "", "too_few_passages, non_finite, insensitive …", "the verdict speaks for itself"
+    ),
     Column("blockers", "blockers", "", "gates not passed: gate, value (null when not finite), limit", _FAILED),
 )
 
@@ -137,7 +156,12 @@ CONTROLS = TableSchema(
         Column("split", "string", "", "select or confirm"),
         Column("layer", "int64", "", "the model's layer index"),
         Column("kv_head", "int64", "", "KV head within the layer"),
-        Column("control", "string", "", "exact, zero_keys, shuffled_keys or zero_values: no sinks, no window, full candidate_k"),
+        Column(
+            "control",
+            "string",
+            "",
+            "exact, zero_keys, shuffled_keys or zero_values: no sinks, no window, full candidate_k",
+        ),
         Column("expected", "string", "", "pass for exact, fail for the destructive ones"),
         Column("status", "string", "", "ok, or failed"),
         Column("reason", "string", "", "why the job failed", "it did not"),
@@ -159,10 +183,27 @@ SELECTION = TableSchema(
         Column("policy", "string", "", "name of the policy"),
         Column("policy_digest", "string", "", "blake3 of the policy's canonical JSON"),
         Column("candidate_k", "int64", "values", "smallest budget that passes on select", "none passes"),
-        Column("shown_candidate_k", "int64", "values", "the budget whose figures stand here: candidate_k, else the largest", "every job failed"),
+        Column(
+            "shown_candidate_k",
+            "int64",
+            "values",
+            "the budget whose figures stand here: candidate_k, else the largest",
+            "every job failed",
+        ),
         Column("is_full", "bool", "", "shown_candidate_k covers every candidate", "every job failed"),
-        Column("verdict", "string", "", "on confirm: pass, fail, inconclusive, insensitive, invalid; failed when there is no row"),
-        Column("verdict_reason", "string", "", "too_few_passages, non_finite, no_candidate_k_passes_on_select …", "nothing to say"),
+        Column(
+            "verdict",
+            "string",
+            "",
+            "on confirm: pass, fail, inconclusive, insensitive, invalid; failed when there is no row",
+        ),
+        Column(
+            "verdict_reason",
+            "string",
+            "",
+            "too_few_passages, non_finite, no_candidate_k_passes_on_select …",
+            "nothing to say",
+        ),
         _figure("select_output_cosine_mean", "1", "output cosine on select"),
         _figure("select_output_relative_error_mean", "1", "relative error on select"),
         _figure("confirm_output_cosine_mean", "1", "output cosine on confirm"),
@@ -173,7 +214,12 @@ SELECTION = TableSchema(
         _figure("confirm_output_relative_error_high", "1", "upper end"),
         _figure("confirm_attention_kl_mean", "nats", "KL(compressed ‖ exact) of the weights on confirm"),
         _figure("confirm_label_kl_mean", "nats", "KL(exact ‖ compressed) of the label logits on confirm", _LOGITS),
-        _figure("window_only_output_cosine_mean", "1", "what sinks and window reach alone, on confirm", "the policy has none"),
+        _figure(
+            "window_only_output_cosine_mean",
+            "1",
+            "what sinks and window reach alone, on confirm",
+            "the policy has none",
+        ),
         _figure("decode_reduction", "1", "on confirm, at shown_candidate_k"),
         _figure("bytes_per_token", "bytes", "K and V codes of one token of this KV head"),
         _figure("float16_bytes_per_token", "bytes", "K and V of one token in float16"),
