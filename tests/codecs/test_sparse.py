@@ -1,7 +1,9 @@
 """The sparse dictionary codec: what it charges, what it rounds, and that scores are those of its codes."""
 
 import pickle
+from functools import partial
 
+import codec_contract
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -25,6 +27,17 @@ def make_arrays(seed=0, n_atoms=40, head_dim=16, mean=0.0):
 
 def vectors(seed=1, n=50, head_dim=16):
     return np.random.default_rng(seed).normal(size=(n, head_dim)).astype(np.float32)
+
+
+@pytest.mark.parametrize("head_dim", [16, 80])
+@pytest.mark.parametrize("coefficients", FORMATS)
+def test_contract(coefficients, head_dim, monkeypatch):
+    """The contract of all codecs; `build_codec` finds the artifact by itself here."""
+    arrays = make_arrays(n_atoms=200, head_dim=head_dim)
+    codec = sparse_codec(arrays, 12, coefficients)
+    monkeypatch.setattr(codec_contract, "build_codec", partial(build_codec, artifacts=lambda digest: arrays))
+    for check in codec_contract.CHECKS:
+        check(codec, codec_contract.Case(codec.config()))
 
 
 @pytest.mark.parametrize("coefficients", FORMATS)
