@@ -44,6 +44,12 @@ class WireError(InputError):
     """Encoded bytes that are truncated, oversized or foreign; the text names the offset."""
 
 
+class ReceiptError(PolykvError):
+    """A receipt that its data, or its own figures, contradict; the text names field, stated and found value."""
+
+    exit_code = 3
+
+
 class CaptureError(PolykvError):
     """A capture that does not say what the model did (failed recomputation, dropped vectors)."""
 

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from blake3 import blake3
 
-from polykv.errors import InputError, NonFiniteError
+from polykv.errors import InputError, NonFiniteError, PolykvError
 
 # Raised by hand whenever a released number changes: row digests hash it, so that a resumed
 # run never mixes figures of two formulas.
@@ -71,7 +71,10 @@ def parse_json(text: str | bytes, what: str = "JSON") -> Any:
 
     try:
         return json.loads(text, parse_constant=constant, object_pairs_hook=pairs)
-    except (json.JSONDecodeError, UnicodeDecodeError, RecursionError) as error:
+    except PolykvError:
+        raise
+    except (ValueError, RecursionError) as error:
+        # ValueError: bad syntax, bad UTF-8, and integers of more digits than Python converts
         raise InputError(f"{what} is not valid JSON: {error}") from error
 
 

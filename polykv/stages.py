@@ -1,10 +1,9 @@
 """One function a stage: what both the command line and the flows call.
 
     capture_stage    model and corpus → capture store
-    open_sweep       store and request → a planned run directory
-    run_sweep        the run's jobs → parts
-    collect_sweep    parts → tables and a summary
-    calibrate        all of them in order, without Prefect
+    check_sweep      request → request held against its store, refused early
+    sweep_stage      checked request → run directory with its tables
+    read_findings    run directory → what was found
 
 Nothing here prints; progress goes to a callback, results come back as dataclasses.
 """
@@ -17,10 +16,39 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from polykv.capture import CaptureConfig
 from polykv.errors import InputError
+from polykv.execution.engines import Engine, Session, open_session
+from polykv.execution.plan import replay_config
+from polykv.execution.sweep import OnProgress, Replay, ReplaySummary
 from polykv.policy import CompressionPolicy
 from polykv.replay.config import DEFAULT_GATES, PERFECT, Gate, SweepConfig, normalise_candidate_ks
-from polykv.storage import CaptureStore
+from polykv.report.compare import Movement, movements
+from polykv.report.summary import PolicySummary, control_lines, headline, policy_summaries
+from polykv.schemas import CONTROLS, SELECTION
+from polykv.storage import CaptureStore, CaptureWriter, Location, refuse_occupied
+from polykv.storage.results import read_rows
+from polykv.storage.run import RunDirectory
+
+__all__ = [
+    "CaptureConfig",
+    "CheckedSweep",
+    "Engine",
+    "Replay",
+    "ReplaySummary",
+    "RunFindings",
+    "Session",
+    "SweepRequest",
+    "capture_stage",
+    "check_sweep",
+    "moved_cells",
+    "open_run",
+    "open_session",
+    "plan_capture_stage",
+    "plan_sweep",
+    "read_findings",
+    "sweep_stage",
+]
 
 DEFAULT_POLICIES = ("two_tier", "int8")
 DEFAULT_KS = ("8", "16", "32", "64", "128", "full")
@@ -128,9 +156,96 @@ def _check_codecs(store: CaptureStore, policies: Sequence[CompressionPolicy]) ->
                 policy.codec(tier, "value", layer, 0, value_dim)
 
 
-Progress = Callable[[int, int, int], None]
+def open_run(checked: CheckedSweep) -> RunDirectory:
+    """The run directory of a sweep, made or continued, as its only writer."""
+    config = replay_config(checked.store, checked.policies, checked.config)
+    config["model_id"] = checked.store.meta.model_id
+    return RunDirectory.create_or_resume(checked.request.out, config)
 
 
-def run_table_path(run: str | Path, name: str) -> Path:
-    """Where a run's table stands."""
-    return Path(run) / f"{name}.parquet"
+def plan_sweep(checked: CheckedSweep, run: RunDirectory, on_progress: OnProgress | None = None) -> Replay:
+    """What is missing from the run, as a replay whose layers can be run one by one or together."""
+    return Replay.planned(
+        checked.store, checked.policies, checked.config, run, checked.request.ks_per_job, on_progress=on_progress
+    )
+
+
+def sweep_stage(checked: CheckedSweep, engine: Engine, on_progress: OnProgress | None = None) -> ReplaySummary:
+    """The whole sweep into its run directory."""
+    with open_run(checked) as run:
+        replay = plan_sweep(checked, run, on_progress)
+        with open_session(engine) as session:
+            replay.run_all(session)
+        return replay.finish(engine)
+
+
+@dataclass(frozen=True)
+class RunFindings:
+    """What a finished run found: the sentence, a summary a policy, and the selection's rows."""
+
+    path: str
+    run_id: str
+    status: str
+    model_id: str
+    sentence: str
+    policies: tuple[PolicySummary, ...]
+    cells: tuple[dict[str, Any], ...]
+    controls: tuple[str, ...]
+
+    @property
+    def verdict(self) -> str:
+        """The best policy's verdict over all cells: pass when one holds every cell it can be judged on."""
+        orders = ("pass", "inconclusive", "fail")
+        return min((_policy_verdict(p) for p in self.policies), key=orders.index, default="fail")
+
+    def fails(self, fail_on: str) -> bool:
+        """Whether the command should exit with 1 (see `FAIL_ON`)."""
+        if fail_on == "never":
+            return False
+        return self.verdict == "fail" or (fail_on == "inconclusive" and self.verdict != "pass")
+
+
+def read_findings(path: str | Path) -> RunFindings:
+    """Read what a run found from its tables; raises StoreError for a run that has none yet."""
+    run = RunDirectory.open(path)
+    cells = read_rows(run.table_path(SELECTION.name), SELECTION)
+    controls = read_rows(run.table_path(CONTROLS.name), CONTROLS)
+    policies = policy_summaries(cells)
+    model_id = str(run.config.get("model_id", "the model"))
+    return RunFindings(
+        str(path),
+        run.run_id,
+        run.status,
+        model_id,
+        headline(policies, model_id),
+        tuple(policies),
+        tuple(cells),
+        tuple(control_lines(controls)),
+    )
+
+
+def moved_cells(baseline: str | Path, path: str | Path) -> list[Movement]:
+    """Cells of a run that left the interval of the same cell in a baseline run, worse ones first."""
+    return movements(read_findings(baseline).cells, read_findings(path).cells)
+
+
+def _policy_verdict(summary: PolicySummary) -> str:
+    if any(summary.verdicts.get(name) for name in ("fail", "failed", "invalid")):
+        return "fail"
+    judged = summary.n_cells - summary.verdicts.get("insensitive", 0)
+    return "pass" if judged and summary.n_pass == judged else "inconclusive"
+
+
+def plan_capture_stage(config: CaptureConfig, out: str) -> Any:
+    """Load the model and rehearse one passage; a target that exists is refused before that."""
+    from polykv.capture.plan import plan_capture
+
+    refuse_occupied(Location.of(out))
+    return plan_capture(config)
+
+
+def capture_stage(plan: Any, out: str, on_passage: Callable[[int, int], None] | None = None) -> Any:
+    """Capture every passage of a plan into a new, sealed store at `out`."""
+    from polykv.capture.run import capture_to_store
+
+    return capture_to_store(plan, CaptureWriter.create(out, plan.meta), on_passage)

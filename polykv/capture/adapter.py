@@ -31,7 +31,8 @@ class AttentionCall:
 
     query [batch, q_head, token, head_dim], key [batch, kv_head, token, head_dim], value
     [batch, kv_head, token, value_dim], out [batch, token, q_head, value_dim]. sink_logits
-    [q_head] float32 or None.
+    [q_head] float32 or None. exact_out: what the same attention gives for the same tensors in
+    float32, None when it ran in float32 anyway.
     """
 
     spec: LayerSpec
@@ -40,6 +41,7 @@ class AttentionCall:
     value: Any
     out: Any
     sink_logits: np.ndarray | None
+    exact_out: Any = None
 
 
 def layer_count(model: Any) -> int:
@@ -56,9 +58,11 @@ def tapped(model: Any, receive: Callable[[AttentionCall], None]) -> Iterator[Cou
     """
 
     def attention(module: Any, query: Any, key: Any, value: Any, attention_mask: Any, *args: Any, **kwargs: Any) -> Any:
-        out, weights = own_attention(module)(module, query, key, value, attention_mask, *args, **kwargs)
+        attend = own_attention(module)
+        out, weights = attend(module, query, key, value, attention_mask, *args, **kwargs)
+        exact = _in_float32(attend, module, (query, key, value, attention_mask), args, kwargs)
         rules = layer_rules(layer_index(module), query, key, value, kwargs)
-        receive(AttentionCall(rules, query, key, value, out, sink_logits(kwargs)))
+        receive(AttentionCall(rules, query, key, value, out, sink_logits(kwargs), exact))
         return out, weights
 
     with attention_replaced(model, attention) as calls:
@@ -142,6 +146,13 @@ def sink_logits(kwargs: Mapping[str, Any]) -> np.ndarray | None:
     """[q_head] float32 learned sink logits of the call, or None."""
     sinks = kwargs.get("s_aux")
     return None if sinks is None else to_numpy(sinks).reshape(-1)
+
+
+def _in_float32(attend: Any, module: Any, tensors: tuple[Any, ...], args: tuple[Any, ...], kwargs: Any) -> Any:
+    """The output of `attend` on float32 copies of lower-precision tensors; None when they are float32."""
+    if tensors[0].element_size() >= 4:
+        return None
+    return attend(module, *(None if t is None else t.float() for t in tensors), *args, **kwargs)[0]
 
 
 def to_numpy(tensor: Any) -> np.ndarray:

@@ -67,6 +67,10 @@ class CaptureConfig:
         _check_fractions(self.split_fractions)
         if self.min_tokens > self.n_tokens:
             raise InputError(f"min_tokens is {self.min_tokens}, more than the {self.n_tokens} tokens of a passage")
+        if self.n_labels and self.n_labels < self.n_queries:
+            raise InputError(
+                f"n_labels is {self.n_labels}, fewer than the {self.n_queries} next tokens it must hold (0: none)"
+            )
         if self.layers is not None and self.layer_stride is not None:
             raise InputError(
                 f"layers {list(self.layers)} and layer_stride {self.layer_stride} are both given; choose one"

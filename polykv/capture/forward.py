@@ -93,15 +93,9 @@ def record_row(session: CaptureSession, call: AttentionCall, row: int, pad: int,
         n_tokens, n_kv_heads, width = vectors.shape
         session.record(spec.layer, k_not_v, vectors, n_tokens * n_kv_heads, width)
     places = (positions + pad).tolist()
-    session.record_attention(
-        spec.layer,
-        AttentionRecord(
-            to_numpy(call.query[row][:, places]),
-            to_numpy(call.out[row][places].transpose(0, 1)),
-            spec,
-            call.sink_logits,
-        ),
-    )
+    q, out = to_numpy(call.query[row][:, places]), to_numpy(call.out[row][places].transpose(0, 1))
+    exact = None if call.exact_out is None else to_numpy(call.exact_out[row][places].transpose(0, 1))
+    session.record_attention(spec.layer, AttentionRecord(q, out, spec, call.sink_logits, exact))
 
 
 def pad_left(model: Any, sequences: Sequence[np.ndarray]) -> Padded:

@@ -8,7 +8,7 @@ from polykv.errors import InputError
 
 
 def choose_labels(logits: np.ndarray, next_tokens: np.ndarray, n_labels: int, n_token_ids: int) -> np.ndarray:
-    """[label] int64, ascending: every next token, then the tokens with most probability over the queries.
+    """[label] int64, ascending: every next token, each query's likeliest, then those of most probability over all.
 
     logits [query, vocabulary] exact logits; next_tokens [query] int. Ids at or beyond
     `n_token_ids` pad the model's vocabulary, are no tokens, and are never labels (they do take
@@ -21,6 +21,7 @@ def choose_labels(logits: np.ndarray, next_tokens: np.ndarray, n_labels: int, n_
     exact = np.asarray(logits, np.float64)
     weights = np.exp(exact - exact.max(axis=1, keepdims=True))
     mass = (weights / weights.sum(axis=1, keepdims=True)).sum(axis=0)[:n_token_ids]
+    mass[np.argmax(exact[:, :n_token_ids], axis=1)] += len(exact)
     mass[needed] = np.inf
     return np.sort(np.argsort(-mass, kind="stable")[:n_labels]).astype(np.int64)
 

@@ -1,7 +1,9 @@
-"""Dequantised GGUF weights, kept once: the first load takes most of a minute, later ones a second."""
+"""GGUF models, dequantised once: the first load takes most of a minute, later ones a second."""
 
 from __future__ import annotations
 
+import contextlib
+import io
 import os
 import shutil
 import tempfile
@@ -9,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 
-def cached_model(gguf: Path, digest: str, model_cache: str | None, torch: Any, transformers: Any) -> Any:
-    """The model of a GGUF file, float32.
+def load_gguf(gguf: Path, digest: str, model_cache: str | None, torch: Any, transformers: Any) -> tuple[Any, Any]:
+    """(tokenizer, model in float32) of a GGUF file.
 
     Kept under `model_cache` (None: polykv's folder in the user's cache directory; "": not kept)
     in a folder named after the file's digest and the version of transformers that read it, so
@@ -19,16 +21,22 @@ def cached_model(gguf: Path, digest: str, model_cache: str | None, torch: Any, t
     """
     folder = cache_folder(digest, model_cache, transformers.__version__)
     if folder is not None and folder.is_dir():
-        return transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
-    model = transformers.AutoModelForCausalLM.from_pretrained(gguf.parent, gguf_file=gguf.name, dtype=torch.float32)
+        return (
+            transformers.AutoTokenizer.from_pretrained(folder),
+            transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32),
+        )
+    # The reader draws its own progress bar on standard error, past every setting of the library.
+    with contextlib.redirect_stderr(io.StringIO()):
+        tokenizer = transformers.AutoTokenizer.from_pretrained(gguf.parent, gguf_file=gguf.name)
+        model = transformers.AutoModelForCausalLM.from_pretrained(gguf.parent, gguf_file=gguf.name, dtype=torch.float32)
     # save_pretrained refuses a model that still calls itself quantised; its weights no longer are.
     if hasattr(model.config, "quantization_config"):
         del model.config.quantization_config
     model.hf_quantizer = None
     model.is_quantized = False
     if folder is not None:
-        _keep(model, folder)
-    return model
+        _keep(tokenizer, model, folder)
+    return tokenizer, model
 
 
 def cache_folder(digest: str, model_cache: str | None, version: str) -> Path | None:
@@ -39,12 +47,13 @@ def cache_folder(digest: str, model_cache: str | None, version: str) -> Path | N
     return Path(model_cache or base).expanduser() / f"{digest}-transformers-{version}-float32"
 
 
-def _keep(model: Any, folder: Path) -> None:
+def _keep(tokenizer: Any, model: Any, folder: Path) -> None:
     """Write beside and rename; a full or read-only disk only costs the next load its time."""
     aside = None
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
         aside = tempfile.mkdtemp(prefix=".part-", dir=folder.parent)
+        tokenizer.save_pretrained(aside)
         model.save_pretrained(aside)
         os.rename(aside, folder)
     except OSError:

@@ -14,7 +14,7 @@ from typing import Any
 
 from blake3 import blake3
 
-from polykv.capture.model_cache import cached_model
+from polykv.capture.model_cache import load_gguf
 from polykv.errors import InputError, MissingExtraError
 from polykv.receipts import digest_json
 
@@ -62,8 +62,7 @@ def load_model(name: str, compute_dtype: str = "float32", model_cache: str | Non
     with quiet(transformers):
         try:
             if gguf:
-                tokenizer = transformers.AutoTokenizer.from_pretrained(path.parent, gguf_file=path.name)
-                model = cached_model(path, weight_digest, model_cache, torch, transformers)
+                tokenizer, model = load_gguf(path, weight_digest, model_cache, torch, transformers)
             else:
                 tokenizer = transformers.AutoTokenizer.from_pretrained(path)
                 model = transformers.AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32)

@@ -12,7 +12,7 @@ import numpy as np
 
 from polykv import __version__
 from polykv.capture.adapter import layer_count
-from polykv.capture.assemble import CheckedPassage, Recipe, capture_rows
+from polykv.capture.assemble import Recipe, capture_rows
 from polykv.capture.config import CaptureConfig, select_layers
 from polykv.capture.corpus import read_corpus
 from polykv.capture.forward import Row, probe_layers
@@ -95,32 +95,26 @@ def plan_capture(config: CaptureConfig, loaded: LoadedModel | None = None) -> Ca
     recipe = Recipe(
         loaded.model,
         {layer: specs[layer] for layer in kept},
-        config.compute_dtype,
         config.store_dtype,
         min(config.n_labels, loaded.n_token_ids, _vocabulary(loaded)),
         loaded.n_token_ids,
         Projections(loaded.model),
     )
-    recipe, detail = _with_logits_if_linear(recipe, rows[0], config)
-    seconds, _ = _rehearse(recipe, rows[0])
+    recipe, detail, seconds = _rehearse(recipe, rows[0], config)
     meta = _meta(config, loaded, corpus, rows, recipe, detail)
     return CapturePlan(config, loaded, corpus, meta, rows, recipe, sinks, seconds, detail)
 
 
-def _with_logits_if_linear(recipe: Recipe, row: Row, config: CaptureConfig) -> tuple[Recipe, str | None]:
-    """(the recipe with or without projections, why it is without)."""
-    if config.n_labels == 0:
-        return replace(recipe, projections=None), "not asked for"
-    detail = missing_parts(recipe.model, list(recipe.specs))
-    if detail is None:
-        detail = _rehearse(recipe, row)[1].logits_failure
-    return (recipe if detail is None else replace(recipe, projections=None)), detail
-
-
-def _rehearse(recipe: Recipe, row: Row) -> tuple[float, CheckedPassage]:
+def _rehearse(recipe: Recipe, row: Row, config: CaptureConfig) -> tuple[Recipe, str | None, float]:
+    """Capture one passage and keep nothing: (the recipe with or without projections, why it is
+    without, seconds)."""
+    detail = "not asked for" if config.n_labels == 0 else missing_parts(recipe.model, list(recipe.specs))
+    if detail is not None:
+        recipe = replace(recipe, projections=None)
     start = time.perf_counter()
-    checked = capture_rows(recipe, [row])[0]
-    return time.perf_counter() - start, checked
+    failure = capture_rows(recipe, [row])[0].logits_failure
+    seconds = time.perf_counter() - start
+    return (recipe if failure is None else replace(recipe, projections=None)), detail or failure, seconds
 
 
 def _passage_rules(config: CaptureConfig) -> PassageRules:

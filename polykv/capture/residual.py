@@ -125,8 +125,7 @@ def linear_projection(
         lacking = [place for place in ("in", "mid", "mlp", "out") if (layer, place) not in tap.at]
         if lacking:
             return f"layer {layer}: its {lacking[0]!r} residual never passed"
-        flat = out.transpose(1, 0, 2).reshape(out.shape[1], -1).astype(np.float64)
-        added = flat @ projections.w_o(layer).astype(np.float64).T + projections.bias(layer)
+        added = out.transpose(1, 0, 2).reshape(out.shape[1], -1) @ projections.w_o(layer).T + projections.bias(layer)
         before, mid, mlp, after = (tap.at[layer, place][row] for place in ("in", "mid", "mlp", "out"))
         for what, start, step, end in (("W_o·out", before, added, mid), ("mlp", mid, mlp, after)):
             error = _addition_error(start, step, end)

@@ -27,13 +27,15 @@ class AttentionRecord:
     """Queries and outputs of one layer, with the rules the layer said it attends by.
 
     q [q_head, query, head_dim], out [q_head, query, value_dim], sink_logits [q_head] or None:
-    float32.
+    float32. exact_out [q_head, query, value_dim]: the output for the same tensors in float32,
+    None when the model ran in float32.
     """
 
     q: np.ndarray
     out: np.ndarray
     spec: LayerSpec
     sink_logits: np.ndarray | None = None
+    exact_out: np.ndarray | None = None
 
 
 class CaptureSession:

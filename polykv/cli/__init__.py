@@ -59,10 +59,10 @@ def cli() -> None:
     """
 
 
-def main(argv: list[str] | None = None) -> int:
+def main(argv: list[str] | None = None, command: click.Command = cli) -> int:
     """Run a command; returns the exit code and prints errors in one line, never a traceback."""
     try:
-        code = cli.main(args=argv, prog_name="polykv", standalone_mode=False)
+        code = command.main(args=argv, prog_name=None if command is not cli else "polykv", standalone_mode=False)
     except click.exceptions.Exit as done:
         return done.exit_code
     except click.Abort:

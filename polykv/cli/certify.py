@@ -6,8 +6,9 @@ from typing import Any
 
 import click
 
-from polykv.certify import Budget, CertifyConfig
-from polykv.certify_stage import (
+from polykv.certify_stages import (
+    Budget,
+    CertifyConfig,
     CertifyOutcome,
     CertifyRequest,
     certify_into,

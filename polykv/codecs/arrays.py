@@ -64,10 +64,14 @@ def check_at_least(codec_id: str, name: str, value: int, least: int) -> None:
 
 
 def rows_times(rows: np.ndarray, matrix: np.ndarray) -> np.ndarray:
-    """rows [n, d] @ matrix [d, e], each row's result independent of the others in the batch."""
+    """rows [n, d] @ matrix [d, e], each row's result independent of the others in the batch.
+
+    Overflow comes back as an infinity, for the caller to refuse.
+    """
     n, width = rows.shape
     tiles = _tiled(rows, _TILE_ROWS).reshape(-1, _TILE_ROWS, width)
-    return np.matmul(tiles, matrix).reshape(-1, matrix.shape[1])[:n]
+    with np.errstate(over="ignore", invalid="ignore"):
+        return np.matmul(tiles, matrix).reshape(-1, matrix.shape[1])[:n]
 
 
 def pairwise_dot(queries: np.ndarray, keys: np.ndarray) -> np.ndarray:

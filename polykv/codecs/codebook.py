@@ -101,17 +101,19 @@ def training_source(head_dim: int, block_dim: int, samples: int, codebook_seed: 
     while done < samples:
         start = stream.position
         plain, tape_gammas, tape_gaussian = _plain_samples(stream, max(expected - start, 8 * width), shapes, block_dim)
-        rows, places = [], []
-        while done < samples and stream.position - start < len(plain):
-            place = stream.position - start
+        rows, places, place = [], [], 0
+        while done < samples and place < len(plain):
             if plain[place]:
                 rows.append(done)
                 places.append(place)
-                stream.skip(width)
+                place += width
             else:
+                stream.skip(start + place - stream.position)
                 gammas[done] = [stream.gamma(shape) for shape in shapes]
                 gaussian[done] = [stream.normal() for _ in range(block_dim)]
+                place = stream.position - start
             done += 1
+        stream.skip(start + place - stream.position)
         gammas[rows], gaussian[rows] = tape_gammas[places], tape_gaussian[places]
     radius = np.sqrt(gammas[:, 0] / (gammas[:, 0] + gammas[:, 1]))
     return gaussian / np.linalg.norm(gaussian, axis=1, keepdims=True) * radius[:, None]

@@ -37,6 +37,8 @@ from polykv.errors import CodecError
 BLOCK_DIM = 4
 # the first is the default and what "fib" is taken to mean
 CODEBOOK_SIZES = (32, 16, 64, 128, 256)
+LARGEST_NORM = 2.0**126
+_BLOCKS_AT_ONCE = 1024
 
 
 @dataclass(frozen=True)
@@ -49,8 +51,9 @@ class FibCodec(Codec):
     query_mode: "asymmetric" scores exact query blocks against codewords; "gram" replaces each
     query block by its nearest codeword first.
     zero_vectors: "encode" gives a zero vector norm 0, and stores the batch's norms in float32
-    when one does not fit float16 (see `small_floats`); "refuse" raises CodecError naming the row for a norm that
-    is zero, above 65504 or so small that float16 makes it 0.
+    when one does not fit float16 (see `small_floats`); only a norm above 2^126 is a CodecError.
+    "refuse" raises CodecError naming the row for a norm that is zero, above 65504 or so small
+    that float16 makes it 0.
     single_threshold: a batch of fewer vectors is rotated from float64 directions, a larger one
     from directions rounded to float32 first; indices can differ in rare near-ties. 4 is the
     reference's; 0 makes every vector's code independent of the size of its batch.
@@ -155,15 +158,13 @@ class FibCodec(Codec):
     def _indices(self, rotated: np.ndarray) -> np.ndarray:
         """uint8 [n, block]: nearest codeword of each block in float32, the lowest index on ties."""
         blocks = rotated.reshape(-1, self.block_dim)
-        return nearest_codewords(blocks, self.codewords()).reshape(len(rotated), -1)
+        return nearest_codewords(blocks, self.codewords()).reshape(len(rotated), self.head_dim // self.block_dim)
 
     def _stored_norms(self, lengths: np.ndarray) -> np.ndarray:
         if self.zero_vectors == "refuse":
             return _reference_norms(lengths)
         norms = small_floats(lengths, "float16")
-        _refuse_row(
-            ~np.isfinite(norms), lengths, "norms beyond float32 (3.4e38) cannot be stored; scale the vectors down"
-        )
+        _refuse_row(lengths > LARGEST_NORM, lengths, "decoding could overflow float32; scale the vectors down")
         return norms
 
     def _gram_scores(self, queries: np.ndarray, indices: np.ndarray) -> np.ndarray:
@@ -180,19 +181,22 @@ class FibCodec(Codec):
 def nearest_codewords(blocks: np.ndarray, codewords: np.ndarray) -> np.ndarray:
     """uint8 [block]: nearest of codewords [codeword, 4] to blocks [block, 4], float32.
 
-    A strict comparison in index order, so the lowest index wins a tie.
+    The lowest index wins a tie.
     """
-    columns = np.ascontiguousarray(blocks.T)
-    best = np.full(len(blocks), np.inf, dtype=np.float32)
-    index = np.zeros(len(blocks), dtype=np.uint8)
-    for number, word in enumerate(codewords):
-        squares = columns - word[:, None]
-        squares *= squares
+    index = np.empty(len(blocks), dtype=np.uint8)
+    columns, words = blocks.T[:, None, :], codewords.T[:, :, None]
+    for start in range(0, len(blocks), _BLOCKS_AT_ONCE):
+        part = slice(start, start + _BLOCKS_AT_ONCE)
+        squares = []
+        for column, word in zip(columns, words, strict=True):
+            difference = np.ascontiguousarray(column[:, part]) - word
+            difference *= difference
+            squares.append(difference)
         # summed pairwise, as the reference's vector unit does
-        distance = (squares[0] + squares[1]) + (squares[2] + squares[3])
-        closer = distance < best
-        np.copyto(best, distance, where=closer)
-        np.copyto(index, np.uint8(number), where=closer)
+        squares[0] += squares[1]
+        squares[2] += squares[3]
+        squares[0] += squares[2]
+        index[part] = squares[0].argmin(axis=0)
     return index
 
 

@@ -62,8 +62,11 @@ def lloyd_step(samples: np.ndarray, codewords: np.ndarray) -> tuple[np.ndarray, 
 
 def assign(samples: np.ndarray, codewords: np.ndarray) -> np.ndarray:
     """int [sample]: each sample's nearest codeword, the lowest index on ties."""
-    # ‖s‖² is the same for every codeword, so |w|² − 2 s·w orders them alike
-    return (samples @ (-2.0 * codewords.T) + (codewords * codewords).sum(axis=1)).argmin(axis=1)
+    # ‖s‖² is the same for every codeword, so |w|² − 2 s·w orders them alike; the 1 beside each
+    # sample lets one product compute both terms
+    beside = np.concatenate([samples, np.ones((len(samples), 1))], axis=1)
+    weights = np.concatenate([-2.0 * codewords, (codewords * codewords).sum(axis=1, keepdims=True)], axis=1)
+    return (beside @ weights.T).argmin(axis=1)
 
 
 def squared_distances(samples: np.ndarray, codewords: np.ndarray, cells: np.ndarray) -> np.ndarray:

@@ -65,7 +65,7 @@ class NormalStream:
             if layer == 0:
                 return self._tail(negative=x < 0)
             low, high = self._density[layer + 1], self._density[layer]
-            height = low + (high - low) * half_open_uniform(self._numbers[self._take()])
+            height = low + (high - low) * half_open_uniform(self._next_number())
             if height < math.exp(-x * x / 2):
                 return x
 
@@ -87,7 +87,7 @@ class NormalStream:
 
     def open_uniform(self) -> float:
         """One float64 strictly inside (0, 1)."""
-        return float(open_uniform(self._numbers[self._take()]))
+        return float(open_uniform(self._next_number()))
 
     def gamma(self, shape: float) -> float:
         """One gamma variate of scale 1; `shape` must exceed 1 (InputError)."""
@@ -129,6 +129,10 @@ class NormalStream:
         self._grow_to(self._at + 1)
         self._at += 1
         return self._at - 1
+
+    def _next_number(self) -> np.uint64:
+        at = self._take()  # first: it may replace the array it indexes
+        return self._numbers[at]
 
     def _grow_to(self, n: int) -> None:
         if n > len(self._numbers):

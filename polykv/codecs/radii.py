@@ -9,7 +9,7 @@ from __future__ import annotations
 import numpy as np
 
 LEAST_RADIUS = np.float32(1.17549435e-38)
-_LEAST_LOG = np.float32(-87.33654475055310)
+LEAST_LOG = np.float32(-87.33654475055310)
 _LEAST_SPAN = np.float32(2.0**-23)
 # one vanishing radius would stretch the scale of all others; below 2^-12 of the largest it adds
 # less than 1e-7 to the vector's squared relative error
@@ -35,4 +35,4 @@ def decode_log_radii(log_radii: np.ndarray, log_range: np.ndarray) -> np.ndarray
     low, high = log_range[:, :1], log_range[:, 1:]
     logs = low + (high - low) * (log_radii.astype(np.float32) / np.float32(255))
     radii = np.exp(logs.astype(np.float64)).astype(np.float32)
-    return np.where(high <= _LEAST_LOG, np.float32(0), radii)
+    return np.where(high <= LEAST_LOG, np.float32(0), radii)

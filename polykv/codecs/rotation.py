@@ -60,15 +60,20 @@ def is_power_of_two(number: int) -> bool:
 def walsh_hadamard(vectors: np.ndarray) -> np.ndarray:
     """(1/√d)·H·x for each row of [n, d] float32, d a power of two, natural order.
 
-    Butterflies are element-wise, so a row's result never depends on the other rows.
+    Butterflies are element-wise, so a row's result never depends on the other rows. Overflow
+    comes back as an infinity, for the caller to refuse.
     """
     n, head_dim = vectors.shape
-    out, half = vectors, 1
+    # coordinates first: the butterflies then run along the batch
+    now, half = np.ascontiguousarray(vectors.T), 1
+    after = np.empty_like(now)
     while half < head_dim:
-        pairs = out.reshape(n, head_dim // (2 * half), 2, half)
-        out = np.stack([pairs[:, :, 0] + pairs[:, :, 1], pairs[:, :, 0] - pairs[:, :, 1]], axis=2)
-        half *= 2
-    return out.reshape(n, head_dim) * np.float32(1.0 / np.sqrt(np.float32(head_dim)))
+        old, new = (a.reshape(head_dim // (2 * half), 2, half, n) for a in (now, after))
+        with np.errstate(over="ignore", invalid="ignore"):
+            np.add(old[:, 0], old[:, 1], out=new[:, 0])
+            np.subtract(old[:, 0], old[:, 1], out=new[:, 1])
+        now, after, half = after, now, 2 * half
+    return np.ascontiguousarray(now.T) * np.float32(1.0 / np.sqrt(np.float32(head_dim)))
 
 
 def _signed_q(gaussian: np.ndarray) -> np.ndarray:

@@ -8,7 +8,7 @@ scored as if every residual had norm 1 is noise (recall@16 .95 → .74). The def
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import ClassVar
@@ -42,6 +42,8 @@ from polykv.errors import CodecError
 
 # the first is the default and what "turbo" is taken to mean
 BITS = (8, 4, 3, 5, 6, 7)
+LARGEST_RADIUS = 2.0**110
+_SAFE_RADII = (2.0**-60, 2.0**60)
 _QJL_SEED_OFFSET = 0xCAFEBABE00000001
 _PROJECTION_SEED_OFFSET = 0xDEADBEEF12345678
 
@@ -51,14 +53,15 @@ class TurboCodec(Codec):
     """`bits` 3 to 8 name the codec turbo_{bits}bit; angles have bits − 1 bits.
 
     qjl: "off" stores no sketch; "residual_norm" stores the signs of `projections` random
-    projections of the residual and its norm (float16, see `small_floats`); "unit_norm" stores the signs and scores
-    them with norm 1. Decoding never uses the sketch.
+    projections of the residual and its norm; "unit_norm" stores the signs and scores them with
+    norm 1. Decoding never uses the sketch.
     radii: "log_u8" one byte a pair on a logarithmic scale per vector, "float32" as they are.
     angle_point: where in its bin an angle is decoded, "centre" or "lower_edge".
 
     Codes: angles [n, pair] uint8; radii [n, pair] float32, or log_radii [n, pair] uint8 with
     log_range [n, 2] float32 (lowest, highest); with a sketch signs [n, projection] int8 of ±1,
-    and residual_norms [n] float16 under "residual_norm".
+    and residual_norms [n] float16 (float32 when one does not fit, see `small_floats`) under
+    "residual_norm". A vector whose rotated coordinates exceed 2^110 is a CodecError.
     """
 
     seed: int = 0
@@ -106,20 +109,26 @@ class TurboCodec(Codec):
         for chunk in row_chunks(len(array)):
             radii[chunk], angles[chunk] = self._polar(array[chunk])
         _refuse_overflow(radii)
-        arrays = {"angles": angles, **({"radii": radii} if self.radii == "float32" else encode_log_radii(radii))}
-        codes = Codes(len(array), self.head_dim, arrays)
-        return (
-            codes if self.qjl == "off" else Codes(len(array), self.head_dim, {**arrays, **self._sketch(array, codes)})
-        )
+        plain = {"angles": angles, "radii": radii}
+        arrays = plain if self.radii == "float32" else {"angles": angles, **encode_log_radii(radii)}
+        if self.qjl != "off":
+            # the reference sketches the residual of exact radii, whatever it then writes
+            known = plain if self.qjl == "unit_norm" else arrays
+            arrays = {**arrays, **self._sketch(array, self._rotate_back(self._rotated(known, slice(None))))}
+        return Codes(len(array), self.head_dim, arrays)
 
     def decode(self, codes: Codes, rows: Sequence[int] | np.ndarray | None = None) -> np.ndarray:
         checked_codes(codes, self.head_dim)
-        return self._rotate_back(self._rotated(codes, checked_rows(rows, len(codes))))
+        chosen = checked_rows(rows, len(codes))
+        out = np.empty((len(chosen), self.head_dim), dtype=np.float32)
+        for chunk in row_chunks(len(chosen)):
+            out[chunk] = self._rotate_back(self._rotated(codes.arrays, chosen[chunk]))
+        return out
 
     def scores(self, queries: np.ndarray, codes: Codes) -> np.ndarray:
         checked_codes(codes, self.head_dim)
         array = checked_vectors(queries, self.head_dim, "queries")
-        rotated = self._rotated(codes, np.arange(len(codes)))
+        rotated = self._rotated(codes.arrays, slice(None))
         with np.errstate(over="ignore", invalid="ignore"):
             scores = pairwise_dot(self._rotate(array), rotated)
             if self.qjl != "off":
@@ -137,27 +146,30 @@ class TurboCodec(Codec):
         """(radii [n, pair] float32, angles [n, pair] uint8) of the rotated vectors' neighbouring pairs."""
         rotated = self._rotate(array)
         a, b = rotated[:, 0::2], rotated[:, 1::2]
+        wide_a, wide_b = a.astype(np.float64), b.astype(np.float64)
         with np.errstate(over="ignore", under="ignore", invalid="ignore"):
             radii = np.sqrt(a * a + b * b)
+            # squares leave float32's range long before radii do
+            safe = (radii > _SAFE_RADII[0]) & (radii < _SAFE_RADII[1])
+            radii = np.where(safe, radii, np.sqrt(wide_a * wide_a + wide_b * wide_b).astype(np.float32))
             # through float64, so that the angle is the same on every processor
-            theta = np.arctan2(b.astype(np.float64), a.astype(np.float64)).astype(np.float32)
+            theta = np.arctan2(wide_b, wide_a).astype(np.float32)
             turn = (theta + np.float32(np.pi)) / np.float32(2 * np.pi)
             bins = np.floor(turn * np.float32(1 << self.angle_bits))
-        return radii, np.nan_to_num(bins).astype(np.int64).astype(np.uint8) & np.uint8((1 << self.angle_bits) - 1)
+        return radii, np.nan_to_num(bins).astype(np.uint8) & np.uint8((1 << self.angle_bits) - 1)
 
-    def _rotated(self, codes: Codes, rows: np.ndarray) -> np.ndarray:
+    def _rotated(self, arrays: Mapping[str, np.ndarray], rows: np.ndarray | slice) -> np.ndarray:
         """[m, head_dim] float32: the chosen rows decoded, still rotated."""
-        if self.radii == "float32":
-            radii = codes["radii"][rows]
+        if "radii" in arrays:
+            radii = arrays["radii"][rows]
         else:
-            radii = decode_log_radii(codes["log_radii"][rows], codes["log_range"][rows])
-        directions = bin_directions(self.angle_bits, self.angle_point)[codes["angles"][rows]]
-        return (radii[:, :, None] * directions).reshape(len(rows), self.head_dim)
+            radii = decode_log_radii(arrays["log_radii"][rows], arrays["log_range"][rows])
+        directions = bin_directions(self.angle_bits, self.angle_point)[arrays["angles"][rows]]
+        return (radii[:, :, None] * directions).reshape(len(radii), self.head_dim)
 
     def _rotate(self, array: np.ndarray) -> np.ndarray:
         if is_power_of_two(self.head_dim):
-            with np.errstate(over="ignore", invalid="ignore"):
-                return walsh_hadamard(array * hadamard_signs(self.head_dim, self.seed))
+            return walsh_hadamard(array * hadamard_signs(self.head_dim, self.seed))
         return rows_times(array, np.ascontiguousarray(dense_rotation_f32(self.head_dim, self.seed).T))
 
     def _rotate_back(self, rotated: np.ndarray) -> np.ndarray:
@@ -169,9 +181,9 @@ class TurboCodec(Codec):
         seed = add_seed(add_seed(self.seed, _QJL_SEED_OFFSET), _PROJECTION_SEED_OFFSET)
         return gaussian_projection(self.projections, self.head_dim, seed)
 
-    def _sketch(self, array: np.ndarray, codes: Codes) -> dict[str, np.ndarray]:
+    def _sketch(self, array: np.ndarray, decoded: np.ndarray) -> dict[str, np.ndarray]:
         """Signs of random projections of what decoding misses, and under "residual_norm" its norm."""
-        residual = array - self.decode(codes)
+        residual = array - decoded
         projected = rows_times(residual, np.ascontiguousarray(self._projection().T))
         sketch = {"signs": np.where(projected >= 0, np.int8(1), np.int8(-1))}
         if self.qjl == "residual_norm":
@@ -197,10 +209,10 @@ def bin_directions(angle_bits: int, angle_point: str) -> np.ndarray:
 
 
 def _refuse_overflow(radii: np.ndarray) -> None:
-    finite = np.isfinite(radii).all(axis=1)
-    if not finite.all():
-        row = int((~finite).argmax())
+    held = (radii <= LARGEST_RADIUS).all(axis=1)
+    if not held.all():
+        row = int((~held).argmax())
         raise CodecError(
-            f"turbo: vectors[{row}] overflows float32 when rotated: no radius above 1.8e19 can be squared; "
-            "scale the vectors down"
+            f"turbo: vectors[{row}] has rotated coordinates of about {radii[row].max():.3g}, above 2^110 = 1.3e33: "
+            "rotating back could overflow float32; scale the vectors down"
         )

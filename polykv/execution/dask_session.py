@@ -10,6 +10,7 @@ import logging
 import uuid
 from collections.abc import Callable, Iterable, Iterator
 from itertools import islice
+from threading import Lock
 from typing import Any
 
 import dask
@@ -19,7 +20,7 @@ from distributed.scheduler import KilledWorker
 from polykv.errors import InputError, WorkerError
 from polykv.execution.engines import WORKER_LOST, Engine, JobFailure, attempt
 from polykv.execution.threads import ONE_THREAD, pin_process
-from polykv.execution.versions import check_workers, computing_versions
+from polykv.execution.versions import check_versions, computing_versions
 
 CONNECT_SECONDS = 20
 FIRST_WORKER_SECONDS = 120
@@ -27,19 +28,24 @@ _REFRESH_EVERY = 64  # completed jobs between two looks at how many threads the 
 
 
 class DaskSession:
-    """Runs jobs on the workers of an engine; connects, or starts them, with the first job."""
+    """Runs jobs on the workers of an engine; connects, or starts them, with the first job.
+
+    Several threads may fan out at once on one session.
+    """
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
         self._cluster: LocalCluster | None = None
         self._client: Client | None = None
+        self._connecting = Lock()
 
     def fan_out(self, function: Callable[[Any], Any], jobs: Iterable[Any]) -> Iterator[tuple[Any, Any]]:
         """(job, result or JobFailure) of every job, as completed."""
         waiting = list(jobs)
         if not waiting:
             return
-        self._connect()
+        with self._connecting:
+            self._connect()
         suspects: list[Any] = []
         for job, outcome in self._stream(function, waiting, self._limit):
             lost = isinstance(outcome, JobFailure) and outcome.kind == WORKER_LOST
@@ -85,7 +91,7 @@ class DaskSession:
                 completed.update(submit())
                 yield job, outcome
         finally:
-            if in_flight:
+            if in_flight and self._client.status == "running":
                 self._client.cancel(list(in_flight))
 
     def _submit(self, function: Callable[[Any], Any], job: Any) -> Future:
@@ -122,7 +128,9 @@ class DaskSession:
                 n_workers=self._engine.local_workers,
                 threads_per_worker=1,
                 processes=True,
+                # No dashboard, and the scheduler's bare HTTP port on a free one of the loopback interface.
                 dashboard_address=None,
+                scheduler_kwargs={"dashboard_address": "127.0.0.1:0"},
                 silence_logs=logging.CRITICAL,  # what goes wrong is told as a JobFailure
                 env=dict(ONE_THREAD),
             )
@@ -135,7 +143,18 @@ class DaskSession:
             raise WorkerError(
                 f"the Dask scheduler {self._place()} has had no worker for {FIRST_WORKER_SECONDS} s: start some"
             ) from error
-        check_workers(self._client.run(computing_versions, on_error="return"))
+        if self._engine.kind == "local":
+            return  # they are this environment
+        check_versions({f"scheduler {self._place()}": self._scheduler_versions()})
+        found = self._client.run(computing_versions, on_error="return")
+        check_versions({f"worker {address}": versions for address, versions in found.items()})
+
+    def _scheduler_versions(self) -> Any:
+        """The scheduler unpickles jobs too, so it needs the same packages."""
+        try:
+            return self._client.run_on_scheduler(computing_versions)
+        except Exception as error:  # whatever its import machinery raised there
+            return error
 
     def _limit(self) -> int:
         """Jobs in flight: one per process here; elsewhere some more than the threads there are now,
@@ -145,7 +164,7 @@ class DaskSession:
         return 2 * sum(self._client.nthreads().values()) + 8
 
     def _place(self) -> str:
-        return f"at {self._client.scheduler.address}" if self._client.scheduler else "of this session"
+        return self._client.scheduler.address if self._client.scheduler else "of this session"
 
 
 def _attempt_pinned(function: Callable[[Any], Any], job: Any) -> Any:

@@ -78,9 +78,19 @@ class Engine:
         raise InputError(f"engine is {text!r}; known: serial, local, local:N, tcp://HOST:PORT")
 
     @property
+    def name(self) -> str:
+        """The text that `parse` reads back (a caller's client has none: "client")."""
+        if self.kind == "local" and self.n_workers is not None:
+            return f"local:{self.n_workers}"
+        return self.address or self.kind
+
+    @property
     def local_workers(self) -> int:
         """Processes a local engine starts."""
         return self.n_workers or usable_cores()
+
+
+SERIAL = Engine("serial")
 
 
 @contextmanager

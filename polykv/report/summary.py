@@ -59,13 +59,24 @@ def headline(summaries: list[PolicySummary], model_id: str) -> str:
     return f"{model_id}, {summaries[0].n_cells} layer × head cells: {'; '.join(clauses)}."
 
 
+def control_lines(controls: Iterable[dict[str, Any]]) -> list[str]:
+    """One line a control: in how many cells it came out as it must."""
+    groups: dict[str, list[bool]] = {}
+    for row in controls:
+        groups.setdefault(row["control"], []).append(bool(row["as_expected"]))
+    return [
+        f"{name}: {'passes' if name == 'exact' else 'fails, as it must,'} in {sum(held)} of {len(held)} cells × splits"
+        for name, held in groups.items()
+    ]
+
+
 def _clause(s: PolicySummary) -> str:
-    ratio = f" at 1/{s.ratio_to_float16:.1f} of float16" if s.ratio_to_float16 else ""
+    size = f" in {100 / s.ratio_to_float16:.0f} % of float16's bytes" if s.ratio_to_float16 else ""
     if s.n_pass == 0:
-        return f"{s.policy} holds none of them{ratio}"
-    decodes = f", decoding 1 value in {s.decode_reduction:.1f}" if s.decode_reduction else ""
-    count = "all" if s.n_pass == s.n_cells else f"{s.n_pass}"
-    return f"{s.policy} holds {count}{ratio}{decodes}"
+        return f"{s.policy} holds none of them{size}"
+    saved = f", decoding 1 value in {s.decode_reduction:.1f}" if (s.decode_reduction or 0.0) >= 1.05 else ""
+    count = "all" if s.n_pass == s.n_cells else f"{s.n_pass} of them"
+    return f"{s.policy} holds {count}{size}{saved}"
 
 
 def _summary(policy: str, rows: list[dict[str, Any]]) -> PolicySummary:

@@ -2,7 +2,8 @@
 
 from polykv.storage.capture_store import CaptureStore
 from polykv.storage.layout import SCHEMA
+from polykv.storage.location import Location
 from polykv.storage.verify import Damage, VerifyReport
-from polykv.storage.writer import CaptureWriter
+from polykv.storage.writer import CaptureWriter, refuse_occupied
 
-__all__ = ["SCHEMA", "CaptureStore", "CaptureWriter", "Damage", "VerifyReport"]
+__all__ = ["SCHEMA", "CaptureStore", "CaptureWriter", "Damage", "Location", "VerifyReport", "refuse_occupied"]

@@ -131,7 +131,7 @@ class CaptureStore:
         return self._reader.slab("token_ids", (passage, 0))[0, :length]
 
     def verify(self, progress: Progress | None = None) -> VerifyReport:
-        """Read every slab and list all damage; `progress(done, total)` is called after each slab."""
+        """Read every slab and list all damage; `progress(done, total)` is called as slabs are done."""
         return verify_slabs(self.url, self.digest, self._reader, self._layout, progress)
 
     def inspect(self) -> dict[str, Any]:

@@ -76,7 +76,7 @@ class Location:
         with reading(f"{self.url}, file {name}"):
             try:
                 return self.fs.cat_file(f"{self.path}/{name}")
-            except FileNotFoundError:
+            except (FileNotFoundError, NotADirectoryError):
                 return None
 
     def write_bytes(self, name: str, data: bytes) -> None:

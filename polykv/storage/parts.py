@@ -19,8 +19,8 @@ from polykv.errors import DamagedStoreError
 from polykv.receipts import digest_bytes
 from polykv.schemas import TableSchema
 from polykv.storage.atomic import write_bytes
-from polykv.storage.results import encode, read_arrow, set_aside, sort_rows
-from polykv.storage.tables import arrow_schema, to_arrow
+from polykv.storage.results import encode, read_arrow, set_aside, sort_rows, write_arrow
+from polykv.storage.tables import to_arrow
 
 _DIGEST_HEX_DIGITS = 16
 
@@ -66,15 +66,29 @@ def scan_parts(folder: Path, table: TableSchema) -> PartScan:
     return PartScan(rows, tuple(aside))
 
 
-def gather_rows(scan: PartScan, table: TableSchema, wanted: Iterable[str]) -> pa.Table:
-    """The rows of the `wanted` row digests, each once, read from the parts that hold them."""
+def compact_rows(
+    scan: PartScan,
+    table: TableSchema,
+    wanted: Iterable[str],
+    failed: Iterable[Mapping[str, Any]],
+    run_id: str,
+    out: Path,
+) -> Path:
+    """Write the table of a run: the rows of the `wanted` row digests, each once, and the `failed` rows.
+
+    Rows of a part that another run wrote take this run's id. The same rows give the same file,
+    however they were cut into parts.
+    """
     by_part: dict[Path, list[str]] = {}
     for digest in wanted:
         if digest in scan.rows:
             by_part.setdefault(scan.rows[digest], []).append(digest)
-    pieces = [_chosen(read_part(path, table), digests) for path, digests in by_part.items()]
-    return pa.concat_tables([arrow_schema(table).empty_table(), *pieces])
+    pieces = [_chosen(read_part(path, table), digests, run_id) for path, digests in by_part.items()]
+    return write_arrow(out, table, pa.concat_tables([to_arrow(table, failed), *pieces]))
 
 
-def _chosen(part: pa.Table, digests: list[str]) -> pa.Table:
-    return part.filter(pc.is_in(part["row_digest"], value_set=pa.array(digests, pa.string())))
+def _chosen(part: pa.Table, digests: list[str], run_id: str) -> pa.Table:
+    """The part's rows with these digests, under this run's id."""
+    rows = part.filter(pc.is_in(part["row_digest"], value_set=pa.array(digests, pa.string())))
+    column = rows.schema.get_field_index("run_id")
+    return rows.set_column(column, rows.schema.field(column), pa.array([run_id] * len(rows), pa.string()))

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from polykv.errors import DamagedStoreError, InputError, SchemaVersionError, StoreError
@@ -32,13 +33,18 @@ def write_table(path: str | os.PathLike[str], table: TableSchema, rows: Iterable
     return write_bytes(Path(path), encode(sort_rows(table, to_arrow(table, rows))))
 
 
-def read_rows(path: str | os.PathLike[str], table: TableSchema) -> list[dict[str, Any]]:
+def read_rows(path: str | os.PathLike[str], table: TableSchema, **equal: Any) -> list[dict[str, Any]]:
     """The rows of a Parquet file as plain dicts, every declared column present.
+
+    `equal`: only rows with these values, for example `layer=3, split="confirm"`.
 
     Columns that an older schema version did not have are null. Raises SchemaVersionError for a
     newer version, StoreError for another table, DamagedStoreError for what cannot be read.
     """
-    return read_arrow(path, table).to_pylist()
+    data = read_arrow(path, table)
+    for name, value in equal.items():
+        data = data.filter(pc.equal(data[name], pa.scalar(value, data.schema.field(name).type)))
+    return data.to_pylist()
 
 
 def compact(parts: Iterable[str | os.PathLike[str]], out: str | os.PathLike[str], table: TableSchema) -> Path:
@@ -49,6 +55,18 @@ def compact(parts: Iterable[str | os.PathLike[str]], out: str | os.PathLike[str]
     """
     pieces = [read_arrow(part, table) for part in parts]
     return write_arrow(out, table, pa.concat_tables([arrow_schema(table).empty_table(), *pieces]))
+
+
+def amend(path: str | os.PathLike[str], table: TableSchema, by: str, changes: Mapping[str, Mapping[str, Any]]) -> Path:
+    """Rewrite a table with other values in some rows: `changes` maps the value of the column `by` to columns."""
+    data = read_arrow(path, table)
+    keys = data[by].to_pylist()
+    for name in sorted({name for change in changes.values() for name in change}):
+        values = [changes.get(key, {}).get(name, old) for key, old in zip(keys, data[name].to_pylist(), strict=True)]
+        place = data.schema.get_field_index(name)
+        field = data.schema.field(place)
+        data = data.set_column(place, field, pa.array(values, field.type))
+    return write_arrow(path, table, data)
 
 
 def set_aside(path: str | os.PathLike[str]) -> Path:
@@ -71,15 +89,16 @@ def read_arrow(path: str | os.PathLike[str], table: TableSchema, columns: list[s
         raise StoreError(f"{source}: there is no such {table.name} table")
     try:
         with pq.ParquetFile(source, page_checksum_verification=True) as file:
-            version = _checked_version(source, table, file.schema_arrow)
+            written = file.schema_arrow  # built anew at each access
+            version = _checked_version(source, table, written)
             wanted = arrow_schema(table)
             if columns is not None:
                 wanted = pa.schema([wanted.field(name) for name in columns], metadata=wanted.metadata)
-            present = [name for name in wanted.names if name in file.schema_arrow.names]
+            present = [name for name in wanted.names if name in written.names]
             if version == table.version and len(present) < len(wanted):
                 lost = sorted(set(wanted.names) - set(present))
                 raise DamagedStoreError(f"{source}: version {version} of {table.name} without the column {lost[0]!r}")
-            return _as_schema(file.read(columns=present), wanted)
+            return _as_schema(file.read(columns=present, use_threads=False), wanted)
     except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
         raise DamagedStoreError(f"{source}: this {table.name} table cannot be read: {error}") from error
 
@@ -121,6 +140,8 @@ def _checked_version(source: Path, table: TableSchema, schema: pa.Schema) -> int
 
 def _as_schema(data: pa.Table, wanted: pa.Schema) -> pa.Table:
     """`data` with exactly the wanted columns; those it lacks are null."""
+    if data.column_names == wanted.names:
+        return data.cast(wanted)
     arrays = [
         data[f.name].cast(f.type) if f.name in data.column_names else pa.nulls(data.num_rows, f.type) for f in wanted
     ]

@@ -26,7 +26,7 @@ class _PresentOnly(WrapperStore):
 
     async def get(self, key: str, prototype: BufferPrototype, byte_range: ByteRequest | None = None) -> Buffer | None:
         value = await self._store.get(key, prototype, byte_range)
-        if "/c/" in f"/{key}" and (value is None or len(value) == 0):
+        if key.rpartition("/")[2] != "zarr.json" and (value is None or len(value) == 0):
             raise AbsentChunkError("its file is missing" if value is None else "its file is empty (0 bytes)")
         return value
 
@@ -122,7 +122,7 @@ class SlabReader:
         where = f"{self._location.url}, {layout.place(index)}"
         if isinstance(error, AbsentChunkError):
             return DamagedStoreError(f"{where}: {error}")
-        key = "/".join([layout.name, "c", *(str(i) for i in index)])
+        key = f"{layout.name}/{'.'.join(['c', *(str(i) for i in index)])}"
         try:
             raw = self._location.read_bytes(key)
         except StoreError as unreadable:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from math import prod
 from typing import Any
@@ -14,6 +14,8 @@ from polykv.storage.layout import ArrayLayout
 from polykv.storage.slabs import SlabReader
 
 Progress = Callable[[int, int], None]
+
+BATCH = 8  # slabs in flight at once: hides an object store's latency, holds a few MB
 
 
 @dataclass(frozen=True)
@@ -48,16 +50,43 @@ class VerifyReport:
 def verify_slabs(
     url: str, digest: str, reader: SlabReader, layout: Mapping[str, ArrayLayout], progress: Progress | None = None
 ) -> VerifyReport:
-    """Read every slab; `progress(done, total)` is called after each. Holds one slab at a time."""
-    work = [(array, index) for array in layout.values() for index in array.slabs]
+    """Read every slab; `progress(done, total)` is called as slabs are done. Holds one batch at a time."""
+    n_slabs = sum(len(array.slabs) for array in layout.values())
+    damage: list[Damage] = []
+    done = 0
+    for array in layout.values():
+        for batch in _batches(array):
+            damage += _check_batch(reader, array, batch)
+            done += len(batch)
+            if progress is not None:
+                progress(done, n_slabs)
+    n_bytes = sum(prod(array.shape) * np.dtype(array.dtype).itemsize for array in layout.values())
+    return VerifyReport(url, digest, n_slabs, n_bytes, tuple(damage))
+
+
+def _batches(array: ArrayLayout) -> Iterator[list[tuple[int, ...]]]:
+    """Slabs read in one request: up to BATCH passages of one KV head, else a slab alone."""
+    if not array.per_passage:
+        yield from ([index] for index in array.slabs)
+        return
+    for first in array.passage_slabs(0):
+        passages = range(array.shape[0])
+        for start in range(0, len(passages), BATCH):
+            yield [(p, *first[1:]) for p in passages[start : start + BATCH]]
+
+
+def _check_batch(reader: SlabReader, array: ArrayLayout, batch: list[tuple[int, ...]]) -> list[Damage]:
+    if array.per_passage:
+        try:
+            reader.passages(array.name, [index[0] for index in batch], array.kv_head(batch[0]))
+            return []
+        except StoreError:
+            pass  # read again one by one, to list each slab at fault
     damage = []
-    for done, (array, index) in enumerate(work, start=1):
+    for index in batch:
         try:
             reader.slab(array.name, index)
         except StoreError as error:
             passage = index[0] if array.per_passage else None
             damage.append(Damage(array.name, passage, array.layer, array.kv_head(index), str(error)))
-        if progress is not None:
-            progress(done, len(work))
-    n_bytes = sum(prod(array.shape) * np.dtype(array.dtype).itemsize for array in layout.values())
-    return VerifyReport(url, digest, len(work), n_bytes, tuple(damage))
+    return damage

@@ -28,6 +28,14 @@ from polykv.storage.seal import SEAL_FILE, Seal
 from polykv.types import SPLITS, CaptureMeta, PassageCapture
 
 
+def refuse_occupied(location: Location) -> None:
+    """Raise InputError when anything stands at the place already."""
+    present = location.entries()
+    if present:
+        state = "holds a sealed store" if SEAL_FILE in present else f"is not empty (it holds {present[0]!r})"
+        raise InputError(f"{location.url} {state}; nothing is overwritten: choose another place or remove it first")
+
+
 class CaptureWriter:
     """One process's hand on a new store; it holds digests and one passage, nothing more.
 
@@ -63,10 +71,7 @@ class CaptureWriter:
         """
         _check_meta(meta)
         location = Location.of(url, storage_options)
-        present = location.entries()
-        if present:
-            state = "holds a sealed store" if SEAL_FILE in present else f"is not empty (it holds {present[0]!r})"
-            raise InputError(f"{url} {state}; nothing is overwritten: choose another place or remove it first")
+        refuse_occupied(location)
         writer = cls(location, meta)
         attributes = {"schema": SCHEMA, "split_names": list(SPLITS), "meta": to_plain(meta.to_dict())}
         with writing(writer.url):
@@ -170,6 +175,8 @@ class CaptureWriter:
                 fill_value=layout.fill,
                 # real vectors hardly compress: the codec is here for its checksum
                 compressors=ZstdCodec(level=1, checksum=True),
+                # flat chunk files: a folder per passage and head would take more room than the chunks
+                chunk_key_encoding={"name": "default", "separator": "."},
                 dimension_names=layout.axes,
                 zarr_format=3,
                 config={"write_empty_chunks": True},

@@ -19,6 +19,7 @@ from polykv.errors import InputError
         ({"n_queries": 0}, "n_queries is 0"),
         ({"batch_size": 0}, "batch_size is 0"),
         ({"n_labels": -1}, "n_labels is -1"),
+        ({"n_labels": 5}, "n_labels is 5, fewer than the 8 next tokens"),
         ({"layer_stride": 0}, "layer_stride is 0"),
         ({"shared_tokens": 0}, "shared_tokens is 0"),
         ({"store_dtype": "int8"}, "known: float32, float16"),

@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 
-from polykv import certify_stage
+from polykv import certify_stages
 from polykv.certify import Budget, CertifyConfig, certify_rows
 from polykv.certify.means import fit_key_means, means_from_arrays, means_to_arrays
-from polykv.certify_stage import (
+from polykv.certify_stages import (
     CertifyOutcome,
     CertifyRequest,
     policy_artifacts,
@@ -92,7 +92,7 @@ def test_a_policy_that_centres_needs_means_or_says_so():
         prepare_certification(CertifyRequest("m", ("two_tier",), (__file__,)))
     prepared = prepare_certification(CertifyRequest("m", ("two_tier",), (__file__,), uncentred=True))
     assert prepared.candidates[0].means is None
-    assert prepared.candidates[0].means_source == certify_stage.UNCENTRED
+    assert prepared.candidates[0].means_source == certify_stages.UNCENTRED
 
 
 def test_nothing_to_do_is_refused_before_the_model():
@@ -116,7 +116,7 @@ class TestWithModel:
         from tests.certify.tiny_certify_models import loaded, tiny, words
 
         self.loaded = loaded(tiny(), "2" * 64)
-        monkeypatch.setattr(certify_stage, "load_model", lambda *args: self.loaded)
+        monkeypatch.setattr(certify_stages, "load_model", lambda *args: self.loaded)
         for name, seed in (("fit", 1), ("judge", 2), ("other", 3)):
             (tmp_path / f"{name}.txt").write_text(words(400, seed))
         self.folder = tmp_path

@@ -1,0 +1,104 @@
+"""The calibration flow: capture (or a store), replay, and what was found, in order.
+
+    python -m flows.calibrate --store data/smollm2-sample --out runs/sample
+    python -m flows.calibrate --model smollm2 --corpus book.txt --out runs/book --baseline runs/last
+
+With --baseline the flow fails when a cell is worse than the baseline's interval allows, and
+leaves an artifact that names it.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import click
+from prefect import flow, get_run_logger
+from prefect.artifacts import create_markdown_artifact
+from prefect.task_runners import ThreadPoolTaskRunner
+
+from flows.capture import capture
+from flows.common import run_command
+from flows.replay import LAYERS_AT_ONCE, sweep
+from polykv.cli.capture import capture_config
+from polykv.cli.console import note
+from polykv.cli.findings import say_findings
+from polykv.cli.options import model_options, quiet_option, sweep_options
+from polykv.cli.sweep import VERDICT_EXIT, engine_of, exit_code, sweep_request
+from polykv.errors import InputError
+from polykv.stages import (
+    CaptureConfig,
+    Engine,
+    ReplaySummary,
+    SweepRequest,
+    check_sweep,
+    moved_cells,
+    read_findings,
+)
+
+
+@flow(name="calibrate", task_runner=ThreadPoolTaskRunner(max_workers=LAYERS_AT_ONCE))
+def calibrate(
+    request: SweepRequest,
+    engine: str = "local",
+    capture_from: CaptureConfig | None = None,
+    baseline: str | None = None,
+    quiet: bool = False,
+) -> ReplaySummary:
+    """Capture into `request.store` when `capture_from` is given, then sweep it into `request.out`.
+
+    Raises RuntimeError when a cell is worse than `baseline`'s interval allows.
+    """
+    logger = get_run_logger()
+    if capture_from is not None:
+        capture(capture_from, request.store)
+    else:
+        logger.info("capture skipped: no model")
+    summary = sweep(request, Engine.parse(engine), quiet, skipped=capture_from is None)
+    if baseline is not None:
+        _hold_to_baseline(baseline, request.out)
+    return summary
+
+
+class MovedError(RuntimeError):
+    """A cell is worse than the baseline's interval allows."""
+
+
+def _hold_to_baseline(baseline: str, out: str) -> None:
+    moved = moved_cells(baseline, out)
+    worse = [m for m in moved if not m.better]
+    lines = "\n".join(f"- {m}" for m in moved) or "no cell left its interval"
+    create_markdown_artifact(key="polykv-baseline", markdown=lines, description=f"{out} against {baseline}")
+    if worse:
+        raise MovedError(f"{len(worse)} cells are worse than {baseline} allows; the first: {worse[0]}")
+
+
+@click.command()
+@click.option("--store", help="A capture store to calibrate on; then no model is needed.")
+@model_options
+@sweep_options
+@click.option("--out", required=True, help="Run directory; the same command resumes it.")
+@click.option("--baseline", help="An earlier run directory that no cell may be worse than.")
+@quiet_option
+def command(store: str | None, out: str, baseline: str | None, quiet: bool, fail_on: str, **asked: Any) -> int:
+    """Calibrate as a Prefect flow (the options of `polykv calibrate`, and --baseline)."""
+    if store and asked["model"]:
+        raise InputError("--store and --model are both given; a store needs no model")
+    engine = engine_of(asked["serial"], asked["workers"], asked["scheduler"])
+    request = sweep_request(store or f"{out.rstrip('/')}-capture", asked | {"out": out})
+    if store:
+        check_sweep(request)  # a user's mistake is told before Prefect starts
+    if baseline:
+        read_findings(baseline)
+    try:
+        summary = calibrate(request, engine.name, None if store else capture_config(asked), baseline, quiet)
+    except MovedError as error:
+        note(f"polykv: {error}")
+        return VERDICT_EXIT
+    findings = read_findings(out)
+    say_findings(findings, summary)
+    return exit_code(findings, summary, fail_on)
+
+
+if __name__ == "__main__":
+    sys.exit(run_command(command))

@@ -1,0 +1,80 @@
+"""What the flows share: Prefect's settings, running one as a command, artifacts."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import click
+from prefect.artifacts import create_link_artifact, create_markdown_artifact
+from prefect.settings import (
+    PREFECT_API_URL,
+    PREFECT_SERVER_ANALYTICS_ENABLED,
+    PREFECT_SERVER_EPHEMERAL_STARTUP_TIMEOUT_SECONDS,
+    temporary_settings,
+)
+
+from polykv.cli import main
+from polykv.stages import RunFindings
+
+# A cold ephemeral server needs longer than Prefect's 20 s on a busy machine; nothing is reported
+# home; a user's mistake is told in one line and not once more as a logged traceback.
+DEFAULTS = {
+    PREFECT_SERVER_ANALYTICS_ENABLED: False,
+    PREFECT_SERVER_EPHEMERAL_STARTUP_TIMEOUT_SECONDS: 120,
+}
+VERDICT_ORDER = {
+    name: place for place, name in enumerate(("failed", "invalid", "fail", "inconclusive", "insensitive", "pass"))
+}
+MAX_ARTIFACT_ROWS = 200
+
+
+@contextmanager
+def prefect_defaults() -> Iterator[None]:
+    """Our settings wherever the user's environment says nothing."""
+    os.environ.setdefault("DO_NOT_TRACK", "1")
+    unset = {setting: value for setting, value in DEFAULTS.items() if setting.name not in os.environ}
+    # Prefect set its loggers up when it was imported: they are turned down here, not by a setting.
+    if "PREFECT_LOGGING_LEVEL" not in os.environ:
+        logging.getLogger("prefect").setLevel(logging.WARNING)
+    logging.getLogger("distributed").setLevel(logging.ERROR)
+    with temporary_settings(updates=unset):
+        yield
+
+
+def run_command(command: click.Command, argv: list[str] | None = None) -> int:
+    """Run a flow's command line: exit codes and one-line errors as everywhere in polykv."""
+    with prefect_defaults():
+        return main(argv, command)
+
+
+def has_server() -> bool:
+    """Whether a Prefect server is configured; without one an ephemeral API serves this process alone."""
+    return bool(PREFECT_API_URL.value())
+
+
+def leave_artifacts(findings: RunFindings) -> None:
+    """The cells as a table and a link to the run directory, in Prefect's artifacts."""
+    create_markdown_artifact(
+        key="polykv-cells",
+        markdown=f"{findings.sentence}\n\n{cells_markdown(list(findings.cells))}",
+        description=f"Verdict per layer and head of run {findings.run_id}",
+    )
+    create_link_artifact(key="polykv-run", link=f"file://{os.path.abspath(findings.path)}", link_text="run directory")
+
+
+def cells_markdown(rows: list[dict[str, Any]]) -> str:
+    """The selection as a Markdown table, the cells that do not pass first."""
+    rows = sorted(rows, key=lambda r: (VERDICT_ORDER[r["verdict"]], r["policy"], r["layer"], r["kv_head"]))
+    lines = ["| policy | layer | head | candidate_k | cosine | verdict |", "|---|---|---|---|---|---|"]
+    for row in rows[:MAX_ARTIFACT_ROWS]:
+        cosine = row["confirm_output_cosine_mean"]
+        shown = "–" if cosine is None else f"{cosine:.4f}"
+        k = "–" if row["candidate_k"] is None else row["candidate_k"]
+        lines.append(f"| {row['policy']} | {row['layer']} | {row['kv_head']} | {k} | {shown} | {row['verdict']} |")
+    if len(rows) > MAX_ARTIFACT_ROWS:
+        lines.append(f"\n{len(rows) - MAX_ARTIFACT_ROWS} more in selection.parquet")
+    return "\n".join(lines)

@@ -1,0 +1,7 @@
+import pytest
+from tiny_store import write_tiny_store
+
+
+@pytest.fixture(scope="session")
+def store(tmp_path_factory):
+    return write_tiny_store(tmp_path_factory.mktemp("stores") / "tiny")
