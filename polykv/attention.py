@@ -67,7 +67,8 @@ def attend(
 
 def relative_error(got: np.ndarray, expected: np.ndarray) -> float:
     """‖got − expected‖ / ‖expected‖ over all entries; 0 when both are zero, inf when only `expected` is."""
-    difference = np.asarray(got, np.float64) - np.asarray(expected, np.float64)
+    expected = np.asarray(expected, np.float64)
+    difference = np.asarray(got, np.float64) - expected
     norm, error = np.linalg.norm(expected), np.linalg.norm(difference)
     if norm == 0.0:
         return 0.0 if error == 0.0 else float("inf")

@@ -7,35 +7,10 @@ does not exist is null, and `null_when` says why.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from polykv.certify_schema import CERTIFY
+from polykv.columns import KINDS, Column, TableSchema
 
-KINDS = ("string", "int64", "double", "bool", "list<double>", "list<string>", "blockers")
-
-
-@dataclass(frozen=True)
-class Column:
-    """One column: its name, storage kind (one of KINDS), unit, meaning, and when it is null."""
-
-    name: str
-    kind: str
-    unit: str
-    meaning: str
-    null_when: str = "never"
-
-
-@dataclass(frozen=True)
-class TableSchema:
-    """A declared table; `version` goes into the file's metadata and rises when a column changes."""
-
-    name: str
-    version: int
-    key: tuple[str, ...]
-    columns: tuple[Column, ...]
-
-    @property
-    def column_names(self) -> tuple[str, ...]:
-        return tuple(column.name for column in self.columns)
-
+__all__ = ["CERTIFY", "CONTROLS", "GONOGO", "KINDS", "RESULTS", "SELECTION", "TABLES", "Column", "TableSchema"]
 
 _FAILED = "the job failed (status)"
 _FIGURE = "the job failed, or the figure is not finite"
@@ -227,62 +202,145 @@ SELECTION = TableSchema(
     ),
 )
 
-_ALL_ONLY = "slice_kind is not all"
-_FEW = "fewer than two passages, or slice_kind is passage"
+_ARM = "the dictionary could not be learned (status)"
+_RIVAL = "the row is a rival's"
+_PROBED = "there are no queries"
+_PRIMARY = "not the primary row"
 
-CERTIFY = TableSchema(
-    "certify",
+GONOGO = TableSchema(
+    "gonogo",
     1,
-    ("policy", "slice_kind", "slice_index"),
+    ("layer", "stream", "kv_head", "codec", "config_digest"),
     (
         Column("run_id", "string", "", "name of the run"),
-        Column("policy", "string", "", "name of the policy"),
-        Column("policy_digest", "string", "", "blake3 of the policy's canonical JSON"),
-        Column("slice_kind", "string", "", "all, document, bucket (of token positions) or passage"),
-        Column("slice_index", "int64", "", "place of the slice among those of its kind, from 0"),
-        Column("document", "string", "", "name of the document", "slice_kind is all or bucket"),
-        Column("first_token", "int64", "tokens", "first position scored in the slice"),
-        Column("end_token", "int64", "tokens", "one past the last position scored"),
-        Column("n_passages", "int64", "passages", "passages measured"),
-        Column("n_documents", "int64", "documents", "documents they come from"),
-        Column("n_tokens_scored", "int64", "tokens", "tokens predicted and scored"),
-        _figure("ppl_baseline", "1", "exp of the mean over passages of the model's own mean NLL", "never"),
-        _figure("ppl_policy", "1", "the same with the policy on, all layers and heads at once", "never"),
-        _figure("ppl_increase", "1", "ppl_policy / ppl_baseline − 1", "never"),
-        _figure("ppl_increase_low", "1", "lower end of its 95 % interval, paired by passage", _FEW),
-        _figure("ppl_increase_high", "1", "upper end", _FEW),
-        _figure("log_ratio_mean", "nats", "mean over passages of NLL(policy) − NLL(baseline)", "never"),
-        _figure("log_ratio_standard_error", "nats", "its standard error over passages", _FEW),
-        _figure("kl_mean", "nats", "KL(baseline ‖ policy) of next-token distributions, mean of passage means", "never"),
-        _figure("kl_low", "nats", "lower end of its 95 % interval over passages", _FEW),
-        _figure("kl_high", "nats", "upper end", _FEW),
-        _figure("kl_p99", "nats", "99th percentile over tokens", "never"),
-        _figure("top1_agreement", "1", "share of tokens with the same most likely prediction", "never"),
-        _figure("decode_reduction", "1", "full_decode_value_count / max(1, decoded_values_total)", _ALL_ONLY),
-        Column("decoded_values_total", "int64", "values", "compressed values decoded by the scored queries", _ALL_ONLY),
-        Column("exact_values_total", "int64", "values", "sink and window values they attended exactly", _ALL_ONLY),
-        Column("full_decode_value_count", "int64", "values", "values they could see", _ALL_ONLY),
-        _figure("bytes_per_token", "bytes", "K and V codes of one token, all layers and heads", _ALL_ONLY),
-        _figure("float16_bytes_per_token", "bytes", "the same in float16", _ALL_ONLY),
-        _figure("fixed_bytes", "bytes", "kept once: window and sinks in float16, mean keys, codebooks", _ALL_ONLY),
-        _figure("ratio_to_float16", "1", "float16_bytes_per_token / bytes_per_token", _ALL_ONLY),
-        _figure("bytes_per_token_at_4k", "bytes", "codes kept and fixed_bytes over 4,096 tokens of context", _ALL_ONLY),
-        _figure("ratio_to_float16_at_4k", "1", "float16 over that, sliding windows alike on both sides", _ALL_ONLY),
-        _figure("bytes_per_token_at_32k", "bytes", "the same over 32,768 tokens", _ALL_ONLY),
-        _figure("ratio_to_float16_at_32k", "1", "float16 over that", _ALL_ONLY),
-        Column("verdict", "string", "", "against the budget: pass, fail or inconclusive", _ALL_ONLY),
-        Column("verdict_reason", "string", "", "too_few_passages …", "the verdict speaks for itself"),
+        Column("layer", "int64", "", "the model's layer index"),
+        Column("stream", "string", "", "key or value"),
+        Column("kv_head", "int64", "", "KV head within the layer; -1: all heads of the layer share one dictionary"),
         Column(
-            "passages_to_decide",
-            "int64",
-            "passages",
-            "about how many passages would decide",
-            "the verdict is not inconclusive, or no number of passages up to 100,000 would",
+            "codec",
+            "string",
+            "",
+            "sparse (the dictionary), or a rival: nothing, int8, uniform, channel, turbo_scalar, fib, …_centered",
         ),
-        Column("blockers", "blockers", "", "limits not met by the mean", _ALL_ONLY),
-        Column("passage_log_ratio", "list<double>", "nats", "log ratio of each passage, in order", _ALL_ONLY),
-        Column("passage_kl", "list<double>", "nats", "mean KL of each passage, in order", _ALL_ONLY),
+        Column("config", "string", "", "the codec's configuration as canonical JSON"),
+        Column("config_digest", "string", "", "blake3 of config"),
+        Column("n_atoms", "int64", "atoms", "atoms of the dictionary", _RIVAL),
+        Column("sparsity", "int64", "atoms", "atoms used per vector", _RIVAL),
+        Column(
+            "coefficients",
+            "string",
+            "",
+            "float16, int8 or int4",
+            "the row is a rival's, or the dictionary could not be learned",
+        ),
+        Column(
+            "artifact",
+            "string",
+            "",
+            "blake3 of the dictionary's file",
+            "the row is a rival's, or the dictionary could not be learned",
+        ),
+        Column("is_primary", "bool", "", "this row's verdict is that of the (layer, stream, kv_head)"),
+        Column("status", "string", "", "ok, or failed"),
+        Column("reason", "string", "", "why it failed", "it did not"),
+        Column("row_digest", "string", "", "blake3 of all that determines this row's figures"),
+        Column("head_dim", "int64", "numbers", "width of the vectors", _FAILED),
+        Column("unit_kind", "string", "", "what the bootstrap draws: passages or documents", _FAILED),
+        Column("n_units", "int64", "units", "units of confirm", _FAILED),
+        Column("n_calibrate_vectors", "int64", "vectors", "vectors of calibrate", _FAILED),
+        Column("n_trained_vectors", "int64", "vectors", "of these, evenly spaced, learned from", _FAILED),
+        Column("n_confirm_vectors", "int64", "vectors", "vectors of confirm, sinks left out", _FAILED),
+        _figure("bits_per_vector", "bits", "indices, coefficients, norms and scales of one vector", _ARM),
+        _figure("bits_per_value", "bits", "the same per number", _ARM),
+        _figure("side_bytes", "bytes", "stored once: dictionary, mean", _ARM),
+        _figure(
+            "bits_per_vector_amortised",
+            "bits",
+            "bits_per_vector with side_bytes shared by amortised_over_vectors",
+            _ARM,
+        ),
+        Column("amortised_over_vectors", "int64", "vectors", "vectors that share side_bytes in that column", _FAILED),
+        _figure(
+            "calibrate_relative_error", "1", "√(Σ‖x̂−x‖²/Σ‖x‖²) on calibrate, where the dictionary was learned", _ARM
+        ),
+        _figure("confirm_relative_error", "1", "the same on confirm", _ARM),
+        _figure("confirm_relative_error_low", "1", "lower end of its interval over units", "fewer than 2 units"),
+        _figure("confirm_relative_error_high", "1", "upper end", "fewer than 2 units"),
+        _figure(
+            "attention_output_error",
+            "1",
+            "mean over units of ‖Δo‖/‖o‖ with this stream coded, sinks and recent window exact",
+            _PROBED,
+        ),
+        _figure("attention_output_error_low", "1", "lower end of its interval", "no queries, or fewer than 2 units"),
+        _figure("attention_output_error_high", "1", "upper end", "no queries, or fewer than 2 units"),
+        _figure(
+            "attention_kl_mean",
+            "nats",
+            "KL(coded ‖ exact) of the attention weights, mean over units; 0 for values",
+            _PROBED,
+        ),
+        Column("rival", "string", "", "best fair rival family at no more bits", _RIVAL),
+        _figure("rival_relative_error", "1", "its error, interpolated on its rate curve", _RIVAL),
+        _figure(
+            "margin", "1", "rival_relative_error − confirm_relative_error: above 0 the dictionary is better", _RIVAL
+        ),
+        _figure("margin_low", "1", "lower end of its interval", "a rival's row, or fewer than 2 units"),
+        _figure("margin_high", "1", "upper end", "a rival's row, or fewer than 2 units"),
+        _figure("amortised_margin", "1", "the margin with side bytes charged to both sides", _RIVAL),
+        _figure(
+            "calibrate_ratio",
+            "1",
+            "rival error / dictionary error on calibrate",
+            "a rival's row, or a dictionary without error",
+        ),
+        Column(
+            "attention_rival",
+            "string",
+            "",
+            "best rival family by attention-output error",
+            "a rival's row, or no queries",
+        ),
+        _figure(
+            "attention_margin",
+            "1",
+            "its attention-output error − that of the dictionary",
+            "a rival's row, or no queries",
+        ),
+        _figure(
+            "attention_margin_low", "1", "lower end of its interval", "a rival's row, no queries, or fewer than 2 units"
+        ),
+        _figure("attention_margin_high", "1", "upper end", "a rival's row, no queries, or fewer than 2 units"),
+        Column(
+            "verdict", "string", "", "go, no-go or inconclusive by polykv.calibration.RULE", "a rival's row, or failed"
+        ),
+        Column(
+            "verdict_reason",
+            "string",
+            "",
+            "too_few_units, interval_holds_zero, attention_disagrees, …",
+            "nothing to say",
+        ),
+        Column("legacy_verdict", "string", "", "the original rule (polykv.calibration.LEGACY_RULE)", _PRIMARY),
+        _figure(
+            "legacy_dictionary_error",
+            "1",
+            "relative error on the rows trained on, coefficients not quantised",
+            _PRIMARY,
+        ),
+        _figure("legacy_ternary_error", "1", "relative error of round(x / absmax) on the same rows", _PRIMARY),
+        Column("unit_energy", "list<double>", "number²", "Σ‖x‖² of each unit of confirm", _FAILED),
+        Column("unit_squared_error", "list<double>", "number²", "Σ‖x̂−x‖² of each unit", _ARM),
+        Column("rival_unit_squared_error", "list<double>", "number²", "the same of `rival`, interpolated", _RIVAL),
+        Column("unit_attention_error", "list<double>", "1", "mean ‖Δo‖/‖o‖ of each unit", _PROBED),
+        Column(
+            "rival_unit_attention_error",
+            "list<double>",
+            "1",
+            "the same of `attention_rival`, interpolated",
+            "a rival's row, or no queries",
+        ),
     ),
 )
 
-TABLES = {table.name: table for table in (RESULTS, CONTROLS, SELECTION, CERTIFY)}
+TABLES = {table.name: table for table in (RESULTS, CONTROLS, SELECTION, GONOGO, CERTIFY)}

@@ -6,7 +6,20 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-BASE = {"errors", "types", "receipts", "records", "attention", "schemas", "ranking", "strict", "shape"}
+BASE = {
+    "errors",
+    "types",
+    "receipts",
+    "records",
+    "attention",
+    "schemas",
+    "ranking",
+    "strict",
+    "shape",
+    "npz",
+    "columns",
+    "certify_schema",
+}
 CODECS = BASE | {"codecs"}
 POLICY = CODECS | {"policy"}
 REPLAY = POLICY | {"pool", "replay"}

@@ -12,6 +12,7 @@ import numpy as np
 from polykv.codecs.base import Codec
 from polykv.codecs.exact import ExactCodec
 from polykv.codecs.fib import FibCodec
+from polykv.codecs.sparse import SparseCodec
 from polykv.codecs.trained import TrainedCodec
 from polykv.codecs.turbo import TurboCodec
 from polykv.codecs.uniform import UniformCodec
@@ -24,6 +25,7 @@ CODECS: Mapping[str, type[Codec]] = {
     UniformCodec.codec_id: UniformCodec,
     **dict.fromkeys(FibCodec.codec_ids, FibCodec),
     **dict.fromkeys(TurboCodec.codec_ids, TurboCodec),
+    SparseCodec.codec_id: SparseCodec,
 }
 CODEC_IDS = tuple(CODECS)
 

@@ -226,16 +226,15 @@ def _topk_recall(
 ) -> np.ndarray:
     """[query, budget]: share of the exact best `budget` candidates among those kept; 1 with none to choose."""
     best, _ = rank_candidates(raw.astype(np.float32), candidates)
+    n_queries, n_tokens = best.shape
     rank = np.empty_like(best)
-    np.put_along_axis(rank, best, np.broadcast_to(np.arange(best.shape[1]), best.shape), axis=1)
-    exact_rank = np.take_along_axis(rank, order, axis=1)
-    place = np.arange(order.shape[1])[None, :]
-    recall = np.ones((len(order), len(budgets)))
-    for column, budget in enumerate(budgets):
-        size = np.minimum(budget, n_candidates)
-        hits = ((place < size[:, None]) & (exact_rank < size[:, None])).sum(axis=1)
-        recall[:, column] = np.where(size > 0, hits / np.maximum(size, 1), 1.0)
-    return recall
+    np.put_along_axis(rank, best, np.broadcast_to(np.arange(n_tokens), best.shape), axis=1)
+    # The r-th kept token is among the exact best k, and kept, exactly when both places are below k.
+    needed = np.maximum(np.take_along_axis(rank, order, axis=1), np.arange(n_tokens))
+    counts = np.bincount((needed + np.arange(n_queries)[:, None] * n_tokens).ravel(), minlength=needed.size)
+    hits = _running(counts.reshape(n_queries, n_tokens).astype(np.float64))
+    size = np.minimum(budgets[None, :], n_candidates[:, None])
+    return np.where(size > 0, np.take_along_axis(hits, size, axis=1) / np.maximum(size, 1), 1.0)
 
 
 def _correlation(coded: np.ndarray, raw: np.ndarray, candidates: np.ndarray) -> np.ndarray:

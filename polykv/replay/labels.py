@@ -39,13 +39,15 @@ def label_figures(
     rms = logits.final_rms[row][asked].astype(np.float64)[:, None]
     label = logits.label_token[row][asked]
     exact = softmax_f64(full)
-    n_budgets = outputs.shape[1]
-    kl, lost, same = (np.empty((len(full), n_budgets)) for _ in range(3))
-    for column in range(n_budgets):
+    moved = np.empty((len(full), outputs.shape[1], full.shape[1]))
+    for column in range(outputs.shape[1]):
         # One budget at a time: a matrix product's last bits depend on its shape.
-        moved = full + ((outputs[:, column] - exact_output) @ projection.T) / rms
-        compressed = softmax_f64(moved)
-        kl[:, column] = kl_divergence(exact, compressed)
-        lost[:, column] = nll(compressed, label)
-        same[:, column] = moved.argmax(axis=1) == full.argmax(axis=1)
-    return LabelFigures(kl, lost, same.astype(bool), nll(exact, label))
+        moved[:, column] = full + ((outputs[:, column] - exact_output) @ projection.T) / rms
+    compressed = softmax_f64(moved)
+    labels = np.broadcast_to(label[:, None], moved.shape[:2])
+    return LabelFigures(
+        kl=kl_divergence(exact[:, None], compressed),
+        nll_compressed=nll(compressed, labels),
+        top1_match=moved.argmax(axis=2) == full.argmax(axis=1)[:, None],
+        nll_exact=nll(exact, label),
+    )

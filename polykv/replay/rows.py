@@ -90,18 +90,16 @@ def _row(
 
 def _passage_means(figures: CellFigures, column: int) -> dict[str, np.ndarray]:
     """[passage] float64 of every metric; a NaN figure of one query makes its passage NaN."""
-    means = {name: _means(figures.head(field, column)) for name, field in _BY_BUDGET.items()}
-    means |= {name: _means(figures.head(field)) for name, field in _AT_FULL.items()}
+    means = {name: figures.passage_means(figures.head(field, column)) for name, field in _BY_BUDGET.items()}
+    means |= {name: figures.passage_means(figures.head(field)) for name, field in _AT_FULL.items()}
     # A query with fewer than two candidates has no correlation and is left out of the mean.
-    correlations = [values[np.isfinite(values)] for values in figures.head("score_correlation")]
-    means["score_correlation_mean"] = _means(correlations)
+    correlations = figures.head("score_correlation")
+    known = figures.passage_means(np.isfinite(correlations))
+    with np.errstate(invalid="ignore", divide="ignore"):
+        means["score_correlation_mean"] = figures.passage_means(np.nan_to_num(correlations, nan=0.0)) / known
     if figures.has_labels:
-        means["label_kl_mean"] = _means(figures.label("kl", column))
+        means["label_kl_mean"] = figures.passage_means(figures.label("kl", column))
     return means
-
-
-def _means(per_passage: list[np.ndarray]) -> np.ndarray:
-    return np.array([values.mean() if len(values) else np.nan for values in per_passage])
 
 
 def _interval(name: str, values: np.ndarray, documents: np.ndarray) -> Interval:
@@ -113,8 +111,8 @@ def _spread(
     figures: CellFigures, column: int, intervals: dict[str, Interval], means: dict[str, np.ndarray]
 ) -> dict[str, Any]:
     """Interval ends, percentiles over queries and per-passage values of the two headline metrics."""
-    cosines = np.concatenate(figures.head("cosine", column))
-    errors = np.concatenate(figures.head("relative_error", column))
+    cosines = figures.head("cosine", column)
+    errors = figures.head("relative_error", column)
     spread: dict[str, Any] = {}
     for metric in ("output_cosine", "output_relative_error"):
         interval, values = intervals[f"{metric}_mean"], means[f"{metric}_mean"]
@@ -130,17 +128,17 @@ def _spread(
 def _seed_columns(figures: CellFigures, column: int) -> dict[str, Any]:
     """The seed's five metrics (means over queries) and its gates on them."""
     values: dict[str, float | None] = {
-        "output_cosine_mean": np.concatenate(figures.head("cosine", column)).mean(),
-        "output_mse_mean": np.concatenate(figures.head("mse", column)).mean(),
+        "output_cosine_mean": figures.head("cosine", column).mean(),
+        "output_mse_mean": figures.head("mse", column).mean(),
     }
     proxies: dict[str, float | None] = dict.fromkeys(("exact", "compressed", "delta"))
     if figures.has_labels:
-        exact = float(np.exp(np.concatenate(figures.label("nll_exact")).mean()))
-        compressed = float(np.exp(np.concatenate(figures.label("nll_compressed", column)).mean()))
+        exact = float(np.exp(figures.label("nll_exact").mean()))
+        compressed = float(np.exp(figures.label("nll_compressed", column).mean()))
         proxies = {"exact": exact, "compressed": compressed, "delta": compressed - exact}
-        values["kl_divergence_mean"] = np.concatenate(figures.label("kl", column)).mean()
+        values["kl_divergence_mean"] = figures.label("kl", column).mean()
         values["abs(ppl_proxy_delta)"] = abs(compressed - exact)
-        values["top1_agreement"] = np.concatenate(figures.label("top1_match", column)).mean()
+        values["top1_agreement"] = figures.label("top1_match", column).mean()
     failed = blockers(SEED_GATES if figures.has_labels else SEED_GATES[:2], values)
     row: dict[str, Any] = {f"seed_ppl_proxy_{name}": finite(value) for name, value in proxies.items()}
     for name in ("output_cosine_mean", "output_mse_mean", "kl_divergence_mean", "top1_agreement"):
@@ -149,8 +147,8 @@ def _seed_columns(figures: CellFigures, column: int) -> dict[str, Any]:
 
 
 def _counts(figures: CellFigures, candidate_k: int) -> dict[str, Any]:
-    candidates = np.concatenate(figures.head("n_candidates"))
-    visible = int(np.concatenate(figures.head("n_visible")).sum())
+    candidates = figures.head("n_candidates")
+    visible = int(figures.head("n_visible").sum())
     decoded = int(np.minimum(candidates, candidate_k).sum())
     saturated = float((candidates <= candidate_k).mean())
     return {
@@ -158,7 +156,7 @@ def _counts(figures: CellFigures, candidate_k: int) -> dict[str, Any]:
         "is_full": saturated == 1.0,
         "saturated_fraction": saturated,
         "decoded_values_total": decoded,
-        "exact_values_total": int(np.concatenate(figures.head("n_exact")).sum()),
+        "exact_values_total": int(figures.head("n_exact").sum()),
         "full_decode_value_count": visible,
         "decode_reduction": visible / max(1, decoded),
     }

@@ -55,7 +55,7 @@ def query_figures(
 
 def candidate_metrics(config: SeedGates, queries: Sequence[QueryFigures]) -> tuple[CandidateReplayMetrics, ...]:
     """One record a candidate_k of the config, in its order: means over queries, gates judged."""
-    ppl_exact = float(np.exp(np.mean([query.nll_exact for query in queries])))
+    ppl_exact = float(np.exp(_mean([query.nll_exact for query in queries])))
     full = sum(query.n_full for query in queries)
     return tuple(
         _candidate(config, candidate_k, column, queries, ppl_exact, full)
@@ -67,7 +67,7 @@ def _candidate(
     config: SeedGates, candidate_k: int, column: int, queries: Sequence[QueryFigures], ppl_exact: float, full: int
 ) -> CandidateReplayMetrics:
     def mean(name: str) -> float | None:
-        return _finite(np.mean([getattr(query, name)[column] for query in queries]))
+        return _finite(_mean([getattr(query, name)[column] for query in queries]))
 
     nll_compressed = mean("nll_compressed")
     ppl_compressed = None if nll_compressed is None else float(np.exp(nll_compressed))
@@ -92,6 +92,11 @@ def _candidate(
         passed=not failed,
         blockers=failed,
     )
+
+
+def _mean(values: Sequence[float]) -> float:
+    """Mean of at least one number, added left to right; the mean of −0.0 is −0.0, as in the seed."""
+    return float(np.add.accumulate(np.array(values, np.float64))[-1] / len(values))
 
 
 def _finite(value: float) -> float | None:

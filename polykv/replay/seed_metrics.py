@@ -26,5 +26,6 @@ def kl_divergence(p: np.ndarray, q: np.ndarray) -> np.ndarray:
 
 
 def nll(p: np.ndarray, label: np.ndarray) -> np.ndarray:
-    """−ln p[label] in nats, row-wise; p is floored at 1e-12."""
-    return -np.log(np.maximum(np.take_along_axis(p, np.asarray(label)[:, None], axis=-1)[:, 0], FLOOR))
+    """−ln p[label] in nats, row-wise (label has p's axes but the last); p is floored at 1e-12."""
+    chosen = np.take_along_axis(p, np.asarray(label)[..., None], axis=-1)[..., 0]
+    return -np.log(np.maximum(chosen, FLOOR))

@@ -58,8 +58,8 @@ def test_an_output_of_lower_precision_has_a_layers_limit(captured):
     assert check_attention(rough, record(rough, exact_out=captured.out), POSITIONS, "p") == pytest.approx(
         0.004, rel=0.1
     )
-    rougher = replace(captured, out=captured.out * np.float32(1.02))
-    with pytest.raises(CaptureError, match="all heads in bfloat16, .* more than 0.01"):
+    rougher = replace(captured, out=captured.out * np.float32(1.05))
+    with pytest.raises(CaptureError, match="all heads in bfloat16, .* more than 0.03"):
         check_attention(rougher, record(rougher, exact_out=captured.out), POSITIONS, "p")
 
 

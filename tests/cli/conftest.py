@@ -1,5 +1,6 @@
 import pytest
-from tiny_store import write_tiny_store
+
+from tests.tiny_store import write_tiny_store
 
 
 @pytest.fixture(scope="session")

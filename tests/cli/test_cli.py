@@ -6,9 +6,9 @@ import shutil
 import duckdb
 import polars as pl
 import pytest
-from tiny_store import write_tiny_store
 
 from polykv.cli import main
+from tests.tiny_store import write_tiny_store
 
 QUICK = ["--serial", "--ks", "4,full", "-q"]
 

@@ -20,7 +20,6 @@ import numpy as np
 from polykv.errors import StorageFullError
 from polykv.execution.steps import Steps
 from polykv.receipts import digest_json
-from polykv.replay import selection
 from polykv.schemas import CONTROLS, RESULTS, SELECTION
 from polykv.storage import CaptureWriter
 from polykv.types import CaptureMeta, CellData, Document, LayerCapture, LayerSpec, PassageCapture
@@ -73,6 +72,7 @@ STEPS = Steps(
     control_rows="standins:control_rows",
     key_mean="standins:key_mean",
     selection_rows="standins:selection_rows",
+    judged="standins:judged",
 )
 
 
@@ -188,14 +188,20 @@ def selection_rows(results: list[dict], controls: list[dict]) -> list[dict]:
         ]
         k = min((r["candidate_k"] for r in passing), default=None)
         selected = {c.name: None for c in SELECTION.columns}
-        same = {name: rows[0][name] for name in ("run_id", "layer", "kv_head", "policy", "policy_digest")}
+        same = {name: rows[0][name] for name in ("layer", "kv_head", "policy", "policy_digest")}
         chosen.append(selected | same | {"candidate_k": k, "verdict": "pass" if k else "failed"})
     return chosen
 
 
-def real_selection(results: list[dict], controls: list[dict]) -> list[dict]:
-    """The real choice, under the run's id."""
-    return [{**row, "run_id": results[0]["run_id"]} for row in selection.selection_rows(results, controls)]
+def judged(results: list[dict], controls: list[dict]) -> list[dict]:
+    """Cells whose exact control failed are invalid."""
+    bad = {(r["split"], r["layer"], r["kv_head"]) for r in controls if r["control"] == "exact" and not r["as_expected"]}
+    return [
+        row | {"verdict": "invalid", "verdict_reason": "exact control"}
+        if row["status"] == "ok" and (row["split"], row["layer"], row["kv_head"]) in bad
+        else row
+        for row in results
+    ]
 
 
 N_TOKENS, HEAD_DIM = 16, 8

@@ -7,7 +7,7 @@ import standins
 from replay_world import run_once
 
 from polykv.execution.engines import Engine
-from polykv.execution.steps import Steps
+from polykv.execution.steps import STEPS
 from polykv.policy import CompressionPolicy
 from polykv.replay.config import SweepConfig
 from polykv.schemas import CONTROLS, RESULTS
@@ -15,7 +15,6 @@ from polykv.storage.results import read_rows
 
 POLICIES = tuple(CompressionPolicy.named(name) for name in ("two_tier", "int8", "exact"))
 CONFIG = SweepConfig((4, 16, 96))
-REAL = Steps(selection_rows="standins:real_selection")
 SPLITS = ("calibrate",) * 2 + ("select",) * 6 + ("confirm",) * 6
 
 
@@ -27,7 +26,7 @@ def real(tmp_path_factory):
 
     def run(name: str, **options):
         options["cells"] = [(1, 0), (4, 1)]
-        return run_once(folder / name, folder / "store", policies=POLICIES, config=CONFIG, steps=REAL, **options)
+        return run_once(folder / name, folder / "store", policies=POLICIES, config=CONFIG, steps=STEPS, **options)
 
     run.whole = run("whole")
     return run
