@@ -20,8 +20,7 @@ from prefect.settings import (
 from polykv.cli import main
 from polykv.stages import RunFindings
 
-# A cold ephemeral server needs longer than Prefect's 20 s on a busy machine; nothing is reported
-# home; a user's mistake is told in one line and not once more as a logged traceback.
+# A cold ephemeral server needs longer than Prefect's 20 s on a busy machine; nothing is reported home.
 DEFAULTS = {
     PREFECT_SERVER_ANALYTICS_ENABLED: False,
     PREFECT_SERVER_EPHEMERAL_STARTUP_TIMEOUT_SECONDS: 120,
@@ -40,7 +39,8 @@ def prefect_defaults() -> Iterator[None]:
     # Prefect set its loggers up when it was imported: they are turned down here, not by a setting.
     if "PREFECT_LOGGING_LEVEL" not in os.environ:
         logging.getLogger("prefect").setLevel(logging.WARNING)
-    logging.getLogger("distributed").setLevel(logging.ERROR)
+    # Dask sets its loggers up when it is imported, later than this; Prefect's handlers would print them.
+    os.environ.setdefault("DASK_DISTRIBUTED__LOGGING__DISTRIBUTED", "error")
     with temporary_settings(updates=unset):
         yield
 

@@ -10,6 +10,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 
+import numpy as np
+
+from polykv.codecs.registry import ArtifactLoader
 from polykv.errors import InputError, PolicyError
 from polykv.policy import NAMED_POLICIES, CompressionPolicy
 from polykv.pool import (
@@ -32,6 +35,7 @@ from polykv.replay.softmax_scale import SoftmaxScaleWarning
 from polykv.replay.sweep_receipt import receipt_of_rows
 from polykv.schemas import RESULTS
 from polykv.storage import CaptureStore
+from polykv.storage.artifacts import load_artifact
 from polykv.storage.results import read_rows
 from polykv.storage.run import RunDirectory
 from polykv.strict import within
@@ -84,7 +88,7 @@ def replay_fixture(
     config = replace(config, **(limits or {}))
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always", SoftmaxScaleWarning)
-        receipt = run_captured_model_replay(fixture, config, CompressionPolicy.resolve(policy))
+        receipt = run_captured_model_replay(fixture, config, *_policy_and_artifacts(policy))
     notes = [one for one in caught if issubclass(one.category, SoftmaxScaleWarning)]
     for other in caught:
         if other not in notes:
@@ -182,7 +186,8 @@ def _verified_replay(receipt: CapturedReplayReceipt, evidence: Evidence) -> tupl
     checked = receipt.verify()
     if evidence.fixture is not None:
         fixture, _ = read_fixture(evidence.fixture)
-        checked = verify_captured_receipt(receipt, fixture, _policy_of(receipt, evidence.policy))
+        asked = evidence.policy or _named_policy(receipt)
+        checked = verify_captured_receipt(receipt, fixture, *_policy_and_artifacts(asked))
     if evidence.run is not None:
         place = receipt.provenance or {}
         lost = [name for name in ("layer", "kv_head", "policy", "split") if name not in place]
@@ -195,14 +200,24 @@ def _verified_replay(receipt: CapturedReplayReceipt, evidence: Evidence) -> tupl
     return checked
 
 
-def _policy_of(receipt: CapturedReplayReceipt, asked: str | None) -> CompressionPolicy:
-    """The policy asked for, else the named one the receipt says, else (a receipt without provenance) the reference."""
-    if asked is not None:
-        return CompressionPolicy.resolve(asked)
+def _named_policy(receipt: CapturedReplayReceipt) -> str:
+    """The named policy that the receipt says, or (a receipt without provenance) the reference."""
     name = str((receipt.provenance or {}).get("policy", "reference"))
     if name not in NAMED_POLICIES:
         raise PolicyError(f"the receipt is of policy {name!r}, which has no fixed meaning: pass its file with --policy")
-    return CompressionPolicy.named(name)
+    return name
+
+
+def _policy_and_artifacts(text: str) -> tuple[CompressionPolicy, ArtifactLoader]:
+    """The policy of a name or file, and a loader of the artifacts it lists, whose paths are relative to its file."""
+    policy = CompressionPolicy.resolve(text)
+
+    def load(digest: str) -> dict[str, np.ndarray]:
+        if digest not in policy.artifacts:
+            raise PolicyError(f"policy {policy.name!r} uses artifact {digest[:12]}… but does not list it")
+        return load_artifact((Path(text).parent / policy.artifacts[digest]).parent, digest)
+
+    return policy, load
 
 
 def save_text(path: str, text: str) -> None:

@@ -1,11 +1,19 @@
 """`polykv receipt`: replay, show, verify, export; exit codes and one-line errors."""
 
 import json
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import ClassVar
 
+import numpy as np
 import pytest
 
 from polykv.cli import main
+from polykv.codecs.base import Codes
+from polykv.codecs.exact import ExactCodec
+from polykv.codecs.registry import CODECS
+from polykv.codecs.trained import TrainedCodec
+from polykv.policy import CompressionPolicy
 from polykv.pool import SharedKVPool, save_pool, save_shell
 from polykv.receipts import pretty_json
 from polykv.replay.fixtures import ModelReplayQuery
@@ -13,6 +21,7 @@ from polykv.replay.model_shaped import run_model_replay
 from polykv.replay.seed_config import ModelReplayConfig
 from polykv.schemas import RESULTS
 from polykv.shape import KvTensorShape
+from polykv.storage.artifacts import save_artifact
 from polykv.storage.results import read_rows, write_table
 
 GOLDEN = Path(__file__).resolve().parents[1] / "golden"
@@ -222,3 +231,47 @@ def test_export_and_replay(capsys, store, tmp_path):
     assert json.loads(out)["metrics"]["kl_divergence_mean"] < 1e-6
     code, _, err = run(capsys, "export", store, "--layer", 5, "--head", 1, "--passage", 99, "--out", path)
     assert (code, "passages 0 to 13, not 99" in err) == (2, True)
+
+
+def test_a_policy_file_brings_its_artifacts(capsys, tmp_path, monkeypatch):
+    """A fitted codec's arrays are found beside the policy file, by digest."""
+    monkeypatch.setitem(CODECS, ScaledCodec.codec_id, ScaledCodec)
+    digest = save_artifact(tmp_path, {"scale": np.full(16, 2.0, np.float32)})
+    tier = {"key": {"id": "scaled", "artifact": digest}, "value": {"id": "scaled", "artifact": digest}}
+    policy = replace(CompressionPolicy.exact(), name="fitted", pool=tier, artifacts={digest: f"{digest}.npz"})
+    policy.save(tmp_path / "p.json")
+    path = tmp_path / "r.json"
+    code, _, _ = run(capsys, "replay", PASSING, "--ks", "48", "--policy", tmp_path / "p.json", "--out", path)
+    assert code == 0
+    assert json.loads(path.read_text())["metrics"]["output_cosine_mean"] > 0.99999
+    code, _, err = run(capsys, "verify", path, "--fixture", PASSING)
+    assert (code, "policy 'fitted', which has no fixed meaning" in err) == (2, True)
+    assert run(capsys, "verify", path, "--fixture", PASSING, "--policy", tmp_path / "p.json")[0] == 0
+    replace(policy, artifacts={}).save(tmp_path / "p.json")
+    code, _, err = run(capsys, "replay", PASSING, "--policy", tmp_path / "p.json")
+    assert (code, "but does not list it" in err) == (2, True)
+
+
+@dataclass(frozen=True)
+class ScaledCodec(TrainedCodec):
+    """Keeps vectors times an artifact's scale."""
+
+    codec_id: ClassVar[str] = "scaled"
+    array_shapes: ClassVar[dict] = {"scale": ("head_dim",)}
+
+    @classmethod
+    def check_head_dim(cls, head_dim):
+        ExactCodec.check_head_dim(head_dim)
+
+    def encode(self, vectors):
+        return Codes(len(vectors), self.head_dim, {"vectors": np.asarray(vectors, np.float32) * self.arrays["scale"]})
+
+    def decode(self, codes, rows=None):
+        kept = codes["vectors"] if rows is None else codes["vectors"][rows]
+        return kept / self.arrays["scale"]
+
+    def scores(self, queries, codes):
+        return queries @ self.decode(codes).T
+
+    def nbytes(self, codes):
+        return codes["vectors"].nbytes
