@@ -56,6 +56,12 @@ class CaptureError(PolykvError):
     exit_code = 3
 
 
+class CertifyError(PolykvError):
+    """A certification whose controls failed: its figures would say nothing about the model."""
+
+    exit_code = 3
+
+
 class StoreError(PolykvError):
     """A capture store or run directory that is damaged, incomplete or of another schema."""
 

@@ -45,6 +45,7 @@ _TURBO_REFERENCE = {
 }
 _TURBO_MENDED = {"id": "turbo_8bit", "bits": 8, "qjl": "off", "radii": "log_u8", "angle_point": "centre"}
 _EXACT = {"id": "exact_f32_fallback"}
+_KIVI = {"id": "uniform", "mode": "asymmetric", "group_tokens": 32}
 _INT8 = {"id": "uniform", "bits": 8, "mode": "symmetric", "axis": "vector"}
 
 
@@ -198,10 +199,23 @@ class CompressionPolicy:
         return cls("exact", seed)
 
     @classmethod
+    def kivi(cls, bits: int = 4, seed: int = 42) -> CompressionPolicy:
+        """KIVI-like (Liu et al. 2024): keys per channel of 32 tokens, values per vector, window and sinks exact."""
+        tier = {"key": _KIVI | {"bits": bits, "axis": "channel"}, "value": _KIVI | {"bits": bits, "axis": "vector"}}
+        return cls(f"kivi{bits}", seed, sink_tokens=4, recent_window=32, pool=tier, shell=tier)
+
+    @classmethod
+    def turboquant(cls, bits: int = 4, seed: int = 42) -> CompressionPolicy:
+        """TurboQuant-like (Zandieh et al. 2025): random rotation, Lloyd-Max levels, window and sinks exact."""
+        tier = _both({"id": "rotated_scalar", "bits": bits})
+        return cls(f"turboquant{bits}", seed, sink_tokens=4, recent_window=32, pool=tier, shell=tier)
+
+    @classmethod
     def named(cls, name: str) -> CompressionPolicy:
         """One of the named policies; an unknown name is refused with the nearest one."""
         if name in NAMED_POLICIES:
-            return getattr(cls, name)()
+            family, bits = name.rstrip("234"), name[-1]
+            return getattr(cls, name)() if family == name else getattr(cls, family)(int(bits))
         near = difflib.get_close_matches(name, NAMED_POLICIES, n=1)
         hint = f"; did you mean {near[0]!r}?" if near else ""
         raise PolicyError(
@@ -214,7 +228,13 @@ class CompressionPolicy:
         return cls.load(text) if text.endswith(".json") else cls.named(text)
 
 
-NAMED_POLICIES = ("two_tier", "int8", "reference", "exact")
+NAMED_POLICIES = (
+    "two_tier",
+    "int8",
+    "reference",
+    "exact",
+    *(f"{family}{bits}" for family in ("kivi", "turboquant") for bits in (4, 3, 2)),
+)
 Policy = CompressionPolicy
 
 

@@ -7,35 +7,10 @@ does not exist is null, and `null_when` says why.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from polykv.certify_schema import CERTIFY
+from polykv.columns import KINDS, Column, TableSchema
 
-KINDS = ("string", "int64", "double", "bool", "list<double>", "list<string>", "blockers")
-
-
-@dataclass(frozen=True)
-class Column:
-    """One column: its name, storage kind (one of KINDS), unit, meaning, and when it is null."""
-
-    name: str
-    kind: str
-    unit: str
-    meaning: str
-    null_when: str = "never"
-
-
-@dataclass(frozen=True)
-class TableSchema:
-    """A declared table; `version` goes into the file's metadata and rises when a column changes."""
-
-    name: str
-    version: int
-    key: tuple[str, ...]
-    columns: tuple[Column, ...]
-
-    @property
-    def column_names(self) -> tuple[str, ...]:
-        return tuple(column.name for column in self.columns)
-
+__all__ = ["CERTIFY", "CONTROLS", "GONOGO", "KINDS", "RESULTS", "SELECTION", "TABLES", "Column", "TableSchema"]
 
 _FAILED = "the job failed (status)"
 _FIGURE = "the job failed, or the figure is not finite"
@@ -368,4 +343,4 @@ GONOGO = TableSchema(
     ),
 )
 
-TABLES = {table.name: table for table in (RESULTS, CONTROLS, SELECTION, GONOGO)}
+TABLES = {table.name: table for table in (RESULTS, CONTROLS, SELECTION, GONOGO, CERTIFY)}

@@ -6,14 +6,28 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-BASE = {"errors", "types", "receipts", "records", "attention", "schemas", "ranking", "strict", "shape", "npz"}
+BASE = {
+    "errors",
+    "types",
+    "receipts",
+    "records",
+    "attention",
+    "schemas",
+    "ranking",
+    "strict",
+    "shape",
+    "npz",
+    "columns",
+    "certify_schema",
+}
 CODECS = BASE | {"codecs"}
 POLICY = CODECS | {"policy"}
 REPLAY = POLICY | {"pool", "replay"}
 CALIBRATION = REPLAY | {"calibration"}
-CERTIFY = POLICY | {"pool", "capture", "certify"}
+CERTIFY = REPLAY | {"capture", "certify"}
 EXECUTION = CALIBRATION | {"storage", "execution"}
-STAGES = EXECUTION | CERTIFY | {"search", "report", "stages"}
+STAGES = EXECUTION | CERTIFY | {"search", "report", "stages", "certify_stages"}
+CERTIFY_STAGES = CERTIFY | {"storage", "certify_stages"}
 RECEIPT_STAGES = REPLAY | {"storage", "receipt_stages"}
 
 # room -> the rooms it may import; a file beside the rooms is a room of its own
@@ -32,7 +46,8 @@ MAY_IMPORT = {
     "report": BASE | {"storage", "report"},
     "stages": STAGES,
     "receipt_stages": RECEIPT_STAGES,
-    "cli": BASE | {"stages", "receipt_stages", "storage", "policy", "cli"},
+    "certify_stages": CERTIFY_STAGES,
+    "cli": BASE | {"stages", "receipt_stages", "certify_stages", "storage", "policy", "cli"},
     "__main__": {"cli"},
     "__init__": STAGES - {"stages"},
     # a flow takes the same options and shows the same progress as the command of its name

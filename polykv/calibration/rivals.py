@@ -15,21 +15,19 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, fields
-from functools import lru_cache
 from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
-from scipy.special import ndtr, ndtri
 
 from polykv.codecs.arrays import small_floats
 from polykv.codecs.fib import FibCodec
+from polykv.codecs.lloyd_max import lloyd_max_levels
 from polykv.codecs.rotation import dense_rotation
 from polykv.codecs.uniform import int8
 from polykv.errors import CodecError, NonFiniteError
 from polykv.receipts import to_plain
 
 CLIP_RATIOS = tuple(float(r) for r in np.linspace(0.28, 1.0, 10))
-LLOYD_ITERATIONS = 200
 RIVAL_BITS = (1, 2, 3, 4, 6, 8)
 FIB_CODEBOOK_SIZES = (16, 32, 256)
 
@@ -251,19 +249,6 @@ def channel_groups(runs: np.ndarray, group_tokens: int) -> np.ndarray:
     firsts = np.concatenate([np.arange(a, b, group_tokens) for a, b in zip(starts, stops, strict=True)])
     ends = np.repeat(stops, -(-(stops - starts) // group_tokens))
     return np.minimum(firsts[:, None] + np.arange(group_tokens), ends[:, None] - 1)
-
-
-@lru_cache(maxsize=16)
-def lloyd_max_levels(bits: int) -> np.ndarray:
-    """[2^bits] float64: least-squares quantiser levels of a standard normal (Max 1960, Lloyd 1982)."""
-    count = 2**bits
-    levels = np.sqrt(3.0) * ndtri((np.arange(count) + 0.5) / count)
-    for _ in range(LLOYD_ITERATIONS):
-        edges = np.concatenate(([-np.inf], (levels[1:] + levels[:-1]) / 2, [np.inf]))
-        density = np.exp(-np.square(edges) / 2) / np.sqrt(2 * np.pi)
-        levels = -np.diff(density) / np.diff(ndtr(edges))
-    levels.setflags(write=False)
-    return levels
 
 
 def _explained(rows: np.ndarray, levels: np.ndarray) -> np.ndarray:

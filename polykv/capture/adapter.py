@@ -56,6 +56,27 @@ def tapped(model: Any, receive: Callable[[AttentionCall], None]) -> Iterator[Cou
     Leaving checks nothing: see `check_calls`. The model's attention implementation is put back
     whatever happened.
     """
+
+    def attention(module: Any, query: Any, key: Any, value: Any, attention_mask: Any, *args: Any, **kwargs: Any) -> Any:
+        attend = own_attention(module)
+        out, weights = attend(module, query, key, value, attention_mask, *args, **kwargs)
+        exact = _in_float32(attend, module, (query, key, value, attention_mask), args, kwargs)
+        rules = layer_rules(layer_index(module), query, key, value, kwargs)
+        receive(AttentionCall(rules, query, key, value, out, sink_logits(kwargs), exact))
+        return out, weights
+
+    with attention_replaced(model, attention) as calls:
+        yield calls
+
+
+@contextmanager
+def attention_replaced(model: Any, attention: Callable[..., tuple[Any, Any]]) -> Iterator[Counter[int]]:
+    """While inside, every attention layer of `model` calls `attention`; yields the calls per layer.
+
+    `attention(module, query, key, value, attention_mask, *args, **kwargs)` returns (out, weights)
+    as transformers' own functions do, and is given the eager mask. The model's attention
+    implementation is put back whatever happened.
+    """
     import transformers
     from transformers import AttentionInterface, AttentionMaskInterface
 
@@ -63,19 +84,11 @@ def tapped(model: Any, receive: Callable[[AttentionCall], None]) -> Iterator[Cou
     former = _implementations(model)
     name = f"polykv_capture_{id(calls)}"
 
-    def attention(module: Any, query: Any, key: Any, value: Any, attention_mask: Any, *args: Any, **kwargs: Any) -> Any:
-        attend = own_attention(module)
-        out, weights = attend(module, query, key, value, attention_mask, *args, **kwargs)
-        layer = getattr(module, "layer_idx", None)
-        if layer is None:
-            raise UnsupportedModelError(f"{type(module).__name__} does not say which layer it is (no layer_idx)")
-        calls[layer] += 1
-        exact = _in_float32(attend, module, (query, key, value, attention_mask), args, kwargs)
-        rules = layer_rules(layer, query, key, value, kwargs)
-        receive(AttentionCall(rules, query, key, value, out, sink_logits(kwargs), exact))
-        return out, weights
+    def counted(module: Any, *args: Any, **kwargs: Any) -> tuple[Any, Any]:
+        calls[layer_index(module)] += 1
+        return attention(module, *args, **kwargs)
 
-    AttentionInterface.register(name, attention)
+    AttentionInterface.register(name, counted)
     register_mask(name)
     try:
         with quiet(transformers):
@@ -86,6 +99,14 @@ def tapped(model: Any, receive: Callable[[AttentionCall], None]) -> Iterator[Cou
             model.set_attn_implementation(former)
         for interface in (AttentionInterface, AttentionMaskInterface):
             getattr(interface, "_global_mapping", {}).pop(name, None)
+
+
+def layer_index(module: Any) -> int:
+    """Which layer an attention module is; raises UnsupportedModelError when it does not say."""
+    layer = getattr(module, "layer_idx", None)
+    if layer is None:
+        raise UnsupportedModelError(f"{type(module).__name__} does not say which layer it is (no layer_idx)")
+    return layer
 
 
 def register_mask(name: str) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import platform
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from importlib.metadata import PackageNotFoundError, version
 
@@ -86,10 +86,10 @@ def plan_capture(config: CaptureConfig, loaded: LoadedModel | None = None) -> Ca
     """
     documents = read_corpus(config.corpus, config.text_field)
     loaded = loaded or load_model(config.model, config.compute_dtype, config.model_cache)
-    _check_model(loaded, config)
+    check_model(loaded, config.n_tokens)
     corpus = cut_passages(documents, loaded.tokenize, _passage_rules(config), loaded.bos_id)
     rows = _rows(corpus, config)
-    _check_token_ids(loaded, rows)
+    check_token_ids(loaded, [row.token_ids for row in rows])
     specs, sinks = probe_layers(loaded.model, rows[0].token_ids[:_PROBE_TOKENS])
     kept = select_layers(layer_count(loaded.model), config.layers, config.layer_stride)
     recipe = Recipe(
@@ -144,19 +144,21 @@ def _rows(corpus: CorpusPlan, config: CaptureConfig) -> tuple[Row, ...]:
     return tuple(rows)
 
 
-def _check_model(loaded: LoadedModel, config: CaptureConfig) -> None:
+def check_model(loaded: LoadedModel, n_tokens: int) -> None:
+    """Raise unless the model is a decoder with room for passages of `n_tokens` tokens."""
     model_config = loaded.model.config
     if getattr(model_config, "is_encoder_decoder", False):
         raise UnsupportedModelError(
             f"{type(loaded.model).__name__} is an encoder-decoder; only decoders have one KV cache"
         )
     longest = getattr(model_config.get_text_config(decoder=True), "max_position_embeddings", None)
-    if longest is not None and config.n_tokens > longest:
-        raise InputError(f"passages of {config.n_tokens} tokens are longer than the model's {longest} positions")
+    if longest is not None and n_tokens > longest:
+        raise InputError(f"passages of {n_tokens} tokens are longer than the model's {longest} positions")
 
 
-def _check_token_ids(loaded: LoadedModel, rows: tuple[Row, ...]) -> None:
-    largest, vocabulary = max(int(row.token_ids.max()) for row in rows), _vocabulary(loaded)
+def check_token_ids(loaded: LoadedModel, passages: Sequence[np.ndarray]) -> None:
+    """Raise InputError when passages [token] hold a token id that the model has no row for."""
+    largest, vocabulary = max(int(token_ids.max()) for token_ids in passages), _vocabulary(loaded)
     if largest >= vocabulary:
         raise InputError(
             f"the tokenizer gave token id {largest}, but the model's vocabulary has {vocabulary} ids; "

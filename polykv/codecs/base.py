@@ -79,6 +79,10 @@ class Codec(ABC):
         """Bytes kept once for any number of vectors (codebooks, rotations not derivable from a seed)."""
         return 0
 
+    def coupled_tokens(self) -> int:
+        """How many consecutive rows are coded together: 1 when no row's code depends on another row."""
+        return 1
+
     @classmethod
     def implied_arguments(cls, codec_id: str) -> dict[str, Any]:
         """Arguments that an id of this class already says (turbo_4bit: bits = 4)."""

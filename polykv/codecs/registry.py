@@ -12,6 +12,7 @@ import numpy as np
 from polykv.codecs.base import Codec
 from polykv.codecs.exact import ExactCodec
 from polykv.codecs.fib import FibCodec
+from polykv.codecs.scalar import RotatedScalarCodec
 from polykv.codecs.sparse import SparseCodec
 from polykv.codecs.trained import TrainedCodec
 from polykv.codecs.turbo import TurboCodec
@@ -25,6 +26,7 @@ CODECS: Mapping[str, type[Codec]] = {
     UniformCodec.codec_id: UniformCodec,
     **dict.fromkeys(FibCodec.codec_ids, FibCodec),
     **dict.fromkeys(TurboCodec.codec_ids, TurboCodec),
+    RotatedScalarCodec.codec_id: RotatedScalarCodec,
     SparseCodec.codec_id: SparseCodec,
 }
 CODEC_IDS = tuple(CODECS)

@@ -96,6 +96,9 @@ class UniformCodec(Codec):
         grid = sum(codes[name].nbytes for name in ("scale", "low") if name in codes.arrays)
         return len(codes) * -(-self.head_dim * self.bits // 8) + grid
 
+    def coupled_tokens(self) -> int:
+        return self.group_tokens if self.axis == "channel" else 1
+
     @property
     def _top(self) -> int:
         """The highest level."""

@@ -116,13 +116,20 @@ def shared_tokens_of(n_tokens: int, shared_tokens: int | None, where: str) -> in
 
 def encode_passage(passage: Passage, codecs: TierCodecs, shared: int, key_mean: np.ndarray | None) -> EncodedPassage:
     """Code both tiers; `key_mean` [head_dim] is subtracted from every key first (None: nothing)."""
-    keys = passage.keys if key_mean is None else passage.keys - key_mean
+    return encode_tiers(passage.keys, passage.values, codecs, shared, key_mean)
+
+
+def encode_tiers(
+    keys: np.ndarray, values: np.ndarray, codecs: TierCodecs, shared: int, key_mean: np.ndarray | None
+) -> EncodedPassage:
+    """Code keys [token, head_dim] and values [token, value_dim]: the first `shared` tokens are the pool."""
+    keys = keys if key_mean is None else keys - key_mean
     return EncodedPassage(
         codecs,
         codecs.pool_key.encode(keys[:shared]),
-        codecs.pool_value.encode(passage.values[:shared]),
+        codecs.pool_value.encode(values[:shared]),
         codecs.shell_key.encode(keys[shared:]),
-        codecs.shell_value.encode(passage.values[shared:]),
+        codecs.shell_value.encode(values[shared:]),
     )
 
 

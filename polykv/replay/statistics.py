@@ -49,7 +49,7 @@ def error_interval(errors: np.ndarray) -> Interval:
     mean = float(np.mean(errors)) if n else float("nan")
     if n < 2 or not np.isfinite(errors).all():
         return Interval(mean, float("nan"), float("nan"), n)
-    quantile = _student_quantile(n - 1)
+    quantile = student_quantile(n - 1)
     reach = quantile * float(np.std(errors, ddof=1)) / np.sqrt(n)
     high = mean + reach
     if (errors > 0).all():
@@ -61,7 +61,8 @@ def error_interval(errors: np.ndarray) -> Interval:
 
 
 @lru_cache(maxsize=256)
-def _student_quantile(degrees_of_freedom: int) -> float:
+def student_quantile(degrees_of_freedom: int) -> float:
+    """Student's t that a two-sided interval at CONFIDENCE reaches to."""
     return float(student_t.ppf(0.5 + CONFIDENCE / 2, degrees_of_freedom))
 
 

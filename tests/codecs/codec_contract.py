@@ -58,6 +58,8 @@ CODEC_CASES: dict[str, Case] = {
     "turbo8": Case({"id": "turbo_8bit"}),
     "turbo4": Case({"id": "turbo_4bit"}),
     "turbo3_residual": Case({"id": "turbo_3bit", "qjl": "residual_norm", "projections": 20}, score_is_decode=False),
+    "rotated_scalar4": Case({"id": "rotated_scalar"}),
+    "rotated_scalar2": Case({"id": "rotated_scalar", "bits": 2}),
     "turbo8_reference": Case({"id": "turbo_8bit", **REFERENCE_TURBO}, score_is_decode=False),
     "turbo4_reference": Case({"id": "turbo_4bit", **REFERENCE_TURBO}, score_is_decode=False),
 }

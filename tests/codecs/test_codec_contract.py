@@ -24,7 +24,7 @@ def test_contract(name, head_dim):
 @pytest.mark.parametrize("head_dim", [6, 5, 1])
 def test_odd_head_dims_are_served_or_refused_by_name(name, head_dim):
     case = CODEC_CASES[name]
-    served = {"exact": True, "unifo": True, "fib_k": False, "turbo": head_dim == 6}[case.spec["id"][:5]]
+    served = {"exact": True, "unifo": True, "fib_k": False, "turbo": head_dim == 6, "rotat": True}[case.spec["id"][:5]]
     if served:
         codec = case.build(head_dim)
         vectors = sample_vectors(4, head_dim)
@@ -57,6 +57,8 @@ def test_bytes_per_vector_are_counted_to_the_bit():
         "turbo8": 32 + 8 + 28,
         "turbo4": 32 + 8 + 12,
         "turbo3_residual": 32 + 8 + 8 + 3 + 2,
+        "rotated_scalar4": 32 + 2,
+        "rotated_scalar2": 16 + 2,
         "turbo8_reference": 128 + 28 + 4,
         "turbo4_reference": 128 + 12 + 4,
     }

@@ -1,0 +1,163 @@
+"""Attention over a compressed cache, for every query of a passage: numpy in, numpy out.
+
+In a whole-sequence forward each query sees the cache as it would stand at its own position:
+tokens before it coded by their tier (the first `shared` tokens by the pool, later ones by the
+shell, whichever side the query is on), its sinks and its recent window exact. Nothing a query
+sees depends on a later token: codecs code token by token, or in groups that the window covers.
+Arithmetic is float32, as in the model.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from polykv.attention import visible_mask
+from polykv.certify.cells import CellPlan
+from polykv.ranking import best_candidates
+from polykv.replay.head import exact_token_mask
+from polykv.replay.passage import encode_tiers
+from polykv.types import Cell, LayerSpec
+
+# Queries are worked off in blocks: their score rows then fit the processor's cache, and a block
+# need not look at tokens after its last query.
+QUERY_BLOCK = 128
+
+
+@dataclass(frozen=True, eq=False)
+class LayerInputs:
+    """One layer's attention call for one passage, float32.
+
+    queries [q_head, token, head_dim] and keys [kv_head, token, head_dim] after RoPE, values
+    [kv_head, token, value_dim]; sink_logits [q_head] or None.
+    """
+
+    spec: LayerSpec
+    queries: np.ndarray
+    keys: np.ndarray
+    values: np.ndarray
+    sink_logits: np.ndarray | None = None
+
+
+@dataclass(frozen=True, eq=False)
+class CellUse:
+    """What one cell kept and decoded for one passage.
+
+    code_bytes: bytes of all codes, K and V. decoded, exact, visible [token] int64: values each
+    query decoded, attended exactly, and could see, summed over the query heads of the cell.
+    """
+
+    cell: Cell
+    code_bytes: int
+    decoded: np.ndarray
+    exact: np.ndarray
+    visible: np.ndarray
+
+
+def attend_layer(inputs: LayerInputs, plans: Mapping[Cell, CellPlan], shared: int) -> tuple[np.ndarray, list[CellUse]]:
+    """(out [token, q_head, value_dim] float32, what each cell used) of one layer under a policy."""
+    spec, n_tokens = inputs.spec, inputs.keys.shape[1]
+    out = np.empty((n_tokens, spec.n_q_heads, spec.value_dim), np.float32)
+    uses = []
+    for head in range(spec.n_kv_heads):
+        group = slice(head * spec.group_size, (head + 1) * spec.group_size)
+        sinks = None if inputs.sink_logits is None else inputs.sink_logits[group]
+        plan = plans[Cell(spec.layer, head)]
+        got, use = attend_cell(inputs.queries[group], inputs.keys[head], inputs.values[head], plan, spec, shared, sinks)
+        out[:, group] = got.transpose(1, 0, 2)
+        uses.append(use)
+    return out, uses
+
+
+def attend_cell(
+    queries: np.ndarray,
+    keys: np.ndarray,
+    values: np.ndarray,
+    plan: CellPlan,
+    spec: LayerSpec,
+    shared: int,
+    sink_logits: np.ndarray | None = None,
+) -> tuple[np.ndarray, CellUse]:
+    """(out [group, token, value_dim] float32, use) of the query heads that share one KV head.
+
+    queries [group, token, head_dim], keys [token, head_dim], values [token, value_dim];
+    sink_logits [group] or None. candidate_k is each query head's own budget over the tokens that
+    are neither sink nor recent.
+    """
+    group, n_tokens, width = queries.shape
+    encoded = encode_tiers(keys, values, plan.codecs, shared, plan.key_mean)
+    flat = queries.reshape(-1, width)
+    coded = encoded.scores(flat).reshape(group, n_tokens, n_tokens)
+    offset = None if plan.key_mean is None else (flat @ plan.key_mean).reshape(group, n_tokens, 1)
+    decoded = encoded.values()
+    out = np.empty((group, n_tokens, values.shape[1]), np.float32)
+    counts = np.empty((3, n_tokens), np.int64)
+    for start in range(0, n_tokens, QUERY_BLOCK):
+        rows = slice(start, min(start + QUERY_BLOCK, n_tokens))
+        seen = slice(0, rows.stop)
+        block = _Block(plan, spec, np.arange(rows.start, rows.stop), rows.stop)
+        scores = coded[:, rows, seen]
+        used = block.kept(scores)
+        logits = block.logits(scores, queries[:, rows] @ keys[seen].T, None if offset is None else offset[:, rows])
+        weights = softmax(logits, used, sink_logits)
+        # two products, not one and a correction: a decoded value that a query does not use leaves no trace
+        exactly = np.where(block.exact, weights, np.float32(0))
+        out[:, rows] = exactly @ values[seen]
+        weights[np.broadcast_to(block.exact, weights.shape)] = 0
+        out[:, rows] += weights @ decoded[seen]
+        counts[:, rows] = block.counts(used)
+    return out, CellUse(plan.cell, encoded.nbytes(), *counts)
+
+
+class _Block:
+    """A run of queries: which tokens they see, attend exactly, and may decode ([query, token] bool)."""
+
+    def __init__(self, plan: CellPlan, spec: LayerSpec, positions: np.ndarray, n_tokens: int) -> None:
+        self.spec = spec
+        self.budget = plan.candidate_k
+        self.visible = visible_mask(positions, n_tokens, spec.sliding_window)
+        policy = plan.policy
+        self.exact = exact_token_mask(
+            positions, n_tokens, spec.sliding_window, policy.sink_tokens, policy.recent_window
+        )
+        self.candidates = self.visible & ~self.exact
+
+    def kept(self, scores: np.ndarray) -> np.ndarray:
+        """[group, query, token] bool: exact tokens and the best candidate_k others by the codes' scores."""
+        shape = scores.shape
+        if self.budget is None:
+            return np.broadcast_to(self.visible, shape)
+        candidates = np.broadcast_to(self.candidates, shape).reshape(-1, shape[2])
+        best = best_candidates(np.ascontiguousarray(scores).reshape(-1, shape[2]), candidates, self.budget)
+        return best.reshape(shape) | self.exact
+
+    def logits(self, coded: np.ndarray, exact: np.ndarray, offset: np.ndarray | None) -> np.ndarray:
+        """[group, query, token] float32: exact q·k where the token is exact, the codec's estimate elsewhere."""
+        raw = np.where(self.exact, exact, coded if offset is None else coded + offset)
+        raw *= np.float32(self.spec.softmax_scale)
+        cap = self.spec.logit_softcap
+        return raw if cap is None else np.float32(cap) * np.tanh(raw / np.float32(cap))
+
+    def counts(self, used: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """(decoded, exact, visible) values of each query, [query], summed over the group."""
+        group = len(used)
+        exact = group * self.exact.sum(axis=1)
+        return used.sum(axis=(0, 2)) - exact, exact, group * self.visible.sum(axis=1)
+
+
+def softmax(logits: np.ndarray, mask: np.ndarray, sink_logits: np.ndarray | None = None) -> np.ndarray:
+    """[group, query, token] float32 weights over the tokens in `mask`; sink_logits [group] take their share."""
+    masked = np.where(mask, logits, np.float32(-np.inf))
+    top = masked.max(axis=2, keepdims=True)
+    if sink_logits is not None:
+        sinks = sink_logits.astype(np.float32)[:, None, None]
+        top = np.maximum(top, sinks)
+    masked -= top
+    weights = np.exp(masked, out=masked)
+    total = weights.sum(axis=2, keepdims=True)
+    if sink_logits is not None:
+        total += np.exp(sinks - top)
+    weights /= total
+    return weights
