@@ -82,7 +82,7 @@ def test_make_targets_of_the_readme_exist():
 def test_policies_and_show(workplace):
     first, second = section("Policies")
     run(first + " --serial -q --fail-on never", workplace)
-    assert "kivi4 holds" in run(second, workplace)
+    assert "keys4_values3 holds" in run(second, workplace)
 
 
 @pytest.mark.slow

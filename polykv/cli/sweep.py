@@ -165,7 +165,7 @@ def _dry_run(checked: CheckedSweep, engine: Engine, as_json: bool) -> int:
         say_json(told)
     else:
         say(
-            f"dry run: {told['cells']} cells × {len(checked.policies)} policies × {len(ks)} candidate_ks: {jobs} jobs, "
+            f"dry run: {told['cells']} cells, policies {', '.join(told['policies'])}, {len(ks)} candidate_ks: {jobs} jobs, "
             f"{told['rows']} rows, very roughly {seconds:.0f} s on {engine.kind}; nothing was written"
         )
     return 0
