@@ -6,7 +6,7 @@ READY := $(VENV)/.ready
 HF_READY := $(VENV)/.hf-ready
 
 # the main job on the sample capture that ships in data/
-DEMO := $(PY) -m flows.calibrate --store data/smollm2-sample --out runs/demo
+DEMO := $(PY) -m flows.calibrate --store data/smollm2-sample --out runs/demo --policy two_tier,int8,data/policies/kivi4.json
 
 # the first interpreter that is new enough and can make environments; override: make setup PYTHON=python3.12
 PYTHON ?= $(shell for p in python3 python3.11 python3.12 python3.13 python3.14 python; do \

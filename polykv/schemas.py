@@ -318,7 +318,7 @@ GONOGO = TableSchema(
             "verdict_reason",
             "string",
             "",
-            "too_few_units, interval_holds_zero, attention_disagrees, …",
+            "too_few_units, interval_holds_zero, attention_worse, …",
             "nothing to say",
         ),
         Column("legacy_verdict", "string", "", "the original rule (polykv.calibration.LEGACY_RULE)", _PRIMARY),

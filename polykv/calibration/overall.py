@@ -15,14 +15,14 @@ import numpy as np
 
 from polykv.calibration.resampling import bootstrap_sums, interval
 from polykv.calibration.settings import GonogoSettings
-from polykv.calibration.verdict import INCONCLUSIVE, Estimate, verdict_of
+from polykv.calibration.verdict import GO, INCONCLUSIVE, NO_GO, Estimate, verdict_of
 from polykv.errors import InputError
 from polykv.receipts import digest_json, to_plain
 
 SCHEMA = "polykv_gonogo_overall_v1"
 OVERALL_RULE = (
     "the rule of one layer, applied to the mean over layers of the margins of the primary rows (their rivals as chosen "
-    "there), passages drawn once for all; inconclusive when a job failed"
+    "there), passages drawn once for all; GO only when no row is NO-GO, whatever the mean; inconclusive when a job failed"
 )
 N_WORST = 5
 
@@ -68,6 +68,9 @@ def _group(rows: Sequence[Mapping[str, Any]], settings: GonogoSettings) -> dict[
     if probed:
         margins.append(_mean_margin(probed, "unit_attention_error", "rival_unit_attention_error", None, settings))
     verdict, reason = verdict_of(margins, min(row["n_units"] for row in done), settings.min_units)
+    against = found["verdicts"].get(NO_GO, 0)
+    if verdict == GO and against:
+        verdict, reason = INCONCLUSIVE, f"mixed: {against} of {len(done)} rows are {NO_GO}"
     if len(done) < len(rows):
         verdict, reason = INCONCLUSIVE, f"failed_jobs: {len(rows) - len(done)} of {len(rows)}"
     worst = sorted(done, key=lambda row: (row["margin"], row["layer"], row["kv_head"]))[:N_WORST]

@@ -116,7 +116,7 @@ def verdict_of(margins: list[Estimate], n_units: int, min_units: int) -> tuple[s
     if all(above):
         return GO, None
     if any(below):
-        return NO_GO, "attention_disagrees" if above[0] else None
+        return NO_GO, None if below[0] else "attention_worse"
     return INCONCLUSIVE, "attention_undecided" if above[0] else "interval_holds_zero"
 
 

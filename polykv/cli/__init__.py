@@ -23,6 +23,7 @@ class Commands(click.Group):
     modules = {
         "calibrate": "polykv.cli.sweep:calibrate",
         "capture": "polykv.cli.capture:capture",
+        "certify": "polykv.cli.certify:certify",
         "inspect": "polykv.cli.stores:inspect",
         "receipt": "polykv.cli.receipt:receipt",
         "replay": "polykv.cli.sweep:replay",

@@ -6,7 +6,6 @@ from collections.abc import Iterable
 from typing import Any
 
 from polykv.replay.controls import judged
-from polykv.replay.gates import TOO_FEW_PASSAGES
 from polykv.schemas import SELECTION
 
 NONE_PASSES = "no_candidate_k_passes_on_select"
@@ -38,8 +37,8 @@ def selection_rows(results: Iterable[dict[str, Any]], controls: list[dict[str, A
 
     The smallest candidate_k that passes on select (the whole interval of every gate) is
     chosen; its verdict is that of confirm, controls applied. When none passes, candidate_k is
-    null, the verdict is fail (inconclusive when select has too few passages to pass anything)
-    and the figures are those of the largest.
+    null and the figures are those of the largest: the verdict is fail when that one fails on
+    either split, else inconclusive (its intervals reach over the limit: more passages decide).
     """
     groups: dict[tuple[int, int, str], list[dict[str, Any]]] = {}
     for row in results:
@@ -83,7 +82,6 @@ def _verdict(
         return "invalid", confirmed["verdict_reason"]
     if chosen is not None:
         return confirmed["verdict"], confirmed["verdict_reason"]
-    too_few = selected["verdict_reason"] or ""
-    if selected["verdict"] == "inconclusive" and too_few.startswith(TOO_FEW_PASSAGES):
-        return "inconclusive", f"on select {too_few}"
-    return "fail", NONE_PASSES
+    largest = (selected["verdict"], confirmed["verdict"])
+    reason = selected["verdict_reason"] or NONE_PASSES
+    return ("fail", NONE_PASSES) if "fail" in largest else ("inconclusive", reason)

@@ -224,6 +224,11 @@ def test_overall_counts_and_names_the_worst():
     assert receipt["streams"]["key"]["verdict"] == "go"
     assert receipt["streams"]["value"]["verdict"] == "no-go"
     assert receipt["worst"][0]["layer"] == 9
+    # nine strong layers lift the mean; the no-go still shows
+    many = overall([*(9 * go), *no_go], SETTINGS)
+    assert many["mean_margin"]["low"] > 0
+    assert many["mean_attention_margin"]["low"] > 0
+    assert (many["verdict"], many["verdict_reason"]) == ("inconclusive", "mixed: 1 of 10 rows are no-go")
     margins = [row["margin"] for row in go + no_go if row["is_primary"]]
     assert receipt["mean_margin"]["value"] == pytest.approx(np.mean(margins))
     attention = [row["attention_margin"] for row in go + no_go if row["is_primary"]]

@@ -164,10 +164,10 @@ def test_the_verdict_table():
         ([above, above], ("go", None)),
         ([below], ("no-go", None)),
         ([open_], ("inconclusive", "interval_holds_zero")),
-        ([above, below], ("no-go", "attention_disagrees")),
+        ([above, below], ("no-go", "attention_worse")),
         ([above, open_], ("inconclusive", "attention_undecided")),
         ([below, above], ("no-go", None)),
-        ([open_, below], ("no-go", None)),
+        ([open_, below], ("no-go", "attention_worse")),
         ([unknown], ("inconclusive", "interval_holds_zero")),
     ]
     for margins, expected in cases:

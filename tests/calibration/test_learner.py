@@ -59,7 +59,7 @@ def test_an_update_lowers_the_error_of_its_codes(update):
     rows, _ = sparse_mixture(1, 500, 32, 2, 16)
     start = np.ascontiguousarray(rows[:32] / np.linalg.norm(rows[:32], axis=1, keepdims=True))
     codes = batch_omp(rows, start, 2)
-    atoms, used = update(rows, codes, start)
+    atoms, used = update(rows, codes, start, 0.0)
     assert used.sum() == np.count_nonzero(codes.coefficients)
     refitted = 0.0
     for row, picks, weights in zip(rows, codes.indices, codes.coefficients, strict=True):
@@ -76,7 +76,17 @@ def test_mod_is_the_least_squares_dictionary():
     np.add.at(dense, (np.arange(400)[:, None], codes.indices), codes.coefficients)  # unused slots add 0 to atom 0
     expected = np.linalg.lstsq(dense, rows.astype(np.float64), rcond=None)[0]
     expected /= np.linalg.norm(expected, axis=1, keepdims=True)
-    np.testing.assert_allclose(update_mod(rows, codes, start)[0], expected, atol=1e-4)
+    np.testing.assert_allclose(update_mod(rows, codes, start, 0.0)[0], expected, atol=1e-4)
+
+
+def test_the_ridge_helps_where_rows_are_few():
+    """128 atoms from 700 rows: the least-squares dictionary of each step chases single rows. Mean of three samples."""
+    ratios = []
+    for seed in range(3):
+        train, other = subspaces(seed, (700, 700), 8, 6, 16)
+        plain, ridged = (learn_dictionary(train, LearnerConfig(128, 4, 10, ridge=r)) for r in (0.0, 0.1))
+        ratios.append(held_out(ridged, other) / held_out(plain, other))
+    assert np.mean(ratios) < 1
 
 
 def test_dead_and_repeated_atoms_become_the_worst_rows():
@@ -126,6 +136,7 @@ def test_zero_vectors_teach_nothing():
         (np.zeros(8), {}, DimensionMismatch, "1 axes"),
         (gaussian(0, 9, 8), {"n_atoms": 0}, InputError, "n_atoms is 0, must be at least 1"),
         (gaussian(0, 9, 8), {"n_atoms": 3}, InputError, "sparsity 4 > n_atoms 3"),
+        (gaussian(0, 9, 8), {"ridge": -0.1}, InputError, "ridge is -0.1, must be finite and at least 0"),
         (gaussian(0, 9, 8), {"method": "sgd"}, InputError, "unknown learning method 'sgd'; known: mod, ksvd"),
     ],
 )

@@ -175,7 +175,7 @@ def test_a_mistake_is_told_in_words_and_exits_with_2_or_3(capsys, store, tmp_pat
     assert not (tmp_path / "run").exists()
 
 
-@pytest.mark.parametrize("command", ["", "calibrate", "capture", "inspect", "receipt", "replay", "show", "verify"])
+@pytest.mark.parametrize("command", ["", "calibrate", "capture", "certify", "inspect", "receipt", "replay", "show", "verify"])
 def test_help_teaches_with_an_example(capsys, command):
     code, out, _ = run(capsys, *command.split(), "--help")
     assert code == 0

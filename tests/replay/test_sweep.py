@@ -212,6 +212,20 @@ def test_when_none_passes_the_choice_is_null_and_the_largest_is_shown():
     assert chosen["blockers"][0]["gate"] == "output_cosine_mean"
 
 
+@pytest.mark.parametrize(
+    ("select", "confirm", "expected"),
+    [("inconclusive", "pass", "inconclusive"), ("inconclusive", "inconclusive", "inconclusive"),
+     ("inconclusive", "fail", "fail"), ("fail", "pass", "fail"), ("fail", "fail", "fail")],
+)  # fmt: skip
+def test_when_none_passes_only_a_largest_budget_that_fails_is_a_fail(select, confirm, expected):
+    rows, controls = swept(Policy.exact())
+    verdicts = {"select": select, "confirm": confirm}
+    rows = [row | {"verdict": verdicts[row["split"]]} for row in rows]
+    (chosen,) = selection_rows(rows, controls)
+    assert (chosen["candidate_k"], chosen["shown_candidate_k"]) == (None, 24)
+    assert (chosen["verdict"], chosen["verdict_reason"]) == (expected, "no_candidate_k_passes_on_select")
+
+
 @pytest.mark.parametrize(("n_select", "n_confirm"), [(5, 6), (6, 5)])
 def test_too_few_passages_are_inconclusive(n_select, n_confirm):
     rows, controls = swept(Policy.exact(), n_select=n_select, n_confirm=n_confirm)

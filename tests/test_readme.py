@@ -1,0 +1,181 @@
+"""Every command and snippet of the README, run as it stands there."""
+
+import os
+import re
+import shlex
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+
+
+def blocks(language=""):
+    """The fenced blocks of one language."""
+    return re.findall(rf"^```{language}\n(.*?)^```$", README, re.MULTILINE | re.DOTALL)
+
+
+def section(title):
+    """The command lines of a section's first block, without comments."""
+    text = README.split(f"\n## {title}\n", 1)[1]
+    return commands(re.search(r"^```\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)[1])
+
+
+def commands(block):
+    return [line for line in (re.sub(r"\s+#.*", "", raw).strip() for raw in block.splitlines()) if line]
+
+
+@pytest.fixture
+def workplace(tmp_path):
+    """A folder that looks like the repository's root and where runs and captures may be left."""
+    for name in ("data", "flows", "polykv"):
+        (tmp_path / name).symlink_to(ROOT / name)
+    return tmp_path
+
+
+def environment(**other):
+    path = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
+    settings = {"PREFECT_SERVER_ANALYTICS_ENABLED": "false", "DO_NOT_TRACK": "1", "HF_HUB_OFFLINE": "1"}
+    return {**os.environ, "PYTHONPATH": path, **settings, **other}
+
+
+def argv_of(line):
+    """A command line as it runs in this very environment."""
+    words = shlex.split(line.removesuffix("&").strip())
+    modules = {"polykv": "polykv", "python": None, "dask": "dask", "prefect": "prefect"}
+    module = modules[words[0]]
+    return [sys.executable, *(["-m", module] if module else []), *words[1:]]
+
+
+def run(line, folder, **settings):
+    done = subprocess.run(
+        argv_of(line), cwd=folder, env=environment(**settings), capture_output=True, text=True, timeout=900, check=False
+    )
+    assert done.returncode == 0, f"{line}\n{done.stdout[-2000:]}\n{done.stderr[-2000:]}"
+    return done.stdout
+
+
+def test_every_command_of_the_readme_is_known_here():
+    """A command that no test below and no step of CI runs must not stand in the README."""
+    run_here = [*section("Your own model"), *re_blocks("polykv inspect"), *section("Policies"), *section("On a cluster"), *section("Schedule it")]  # fmt: skip
+    for line in (line for block in blocks() for line in commands(block)):
+        if re.match(r"(polykv|python|dask|prefect|make|\.|export) ", line):
+            assert line in run_here or re.fullmatch(r"make (demo|test|hf)", line), line
+
+
+def re_blocks(start):
+    return [line for block in blocks() for line in commands(block) if line.startswith(start) or "verify" in line]
+
+
+def test_make_targets_of_the_readme_exist():
+    makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
+    for target in set(re.findall(r"\bmake ([a-z][a-z-]*)\b", README)) & {"demo", "test", "hf", "help"}:
+        assert re.search(rf"^{target}:", makefile, re.MULTILINE), target
+
+
+@pytest.mark.slow
+def test_policies_and_show(workplace):
+    first, second = section("Policies")
+    run(first + " --serial -q --fail-on never", workplace)
+    assert "kivi4 holds" in run(second, workplace)
+
+
+@pytest.mark.slow
+def test_the_query_reads_the_demos_table(workplace):
+    (snippet,) = blocks("python")
+    run("polykv replay data/smollm2-sample --out runs/demo --policy int8 --ks 64,full -q", workplace)
+    done = subprocess.run(
+        [sys.executable, "-c", snippet], cwd=workplace, capture_output=True, text=True, timeout=120, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert "cells_that_pass" in done.stdout
+
+
+@pytest.mark.slow
+def test_a_sweep_on_a_cluster(workplace):
+    *starters, sweep = section("On a cluster")
+    started = []
+    try:
+        for line in starters:
+            assert line.endswith("&")
+            started.append(_start(argv_of(line), workplace))
+            time.sleep(3)
+        assert "int8 holds all" in run(sweep + " --policy int8 --ks full -q", workplace)
+    finally:
+        _stop(started)
+
+
+@pytest.mark.slow
+def test_a_schedule_fires_on_a_real_server(workplace):
+    """The README's lines, at a free port and with a schedule that fires at once."""
+    server, export, schedule = section("Schedule it")
+    assert server == "prefect server start &"
+    assert export == "export PREFECT_API_URL=http://127.0.0.1:4200/api"
+    home = {"PREFECT_HOME": str(workplace / "prefect"), "PREFECT_API_URL": "http://127.0.0.1:4287/api"}
+    started = [_start([*argv_of(server), "--port", "4287"], workplace, **home)]
+    try:
+        _wait_for("http://127.0.0.1:4287/api/health")
+        often = schedule.replace('"0 3 * * *"', '"* * * * *"') + " --policy int8 --ks full"
+        started.append(_start(argv_of(often), workplace, **home))
+        _wait_until(lambda: (workplace / "runs/nightly/selection.parquet").exists(), seconds=420)
+    finally:
+        _stop(started[::-1])
+
+
+@pytest.mark.hf
+@pytest.mark.slow
+def test_your_own_model(workplace):
+    lines = section("Your own model")
+    assert lines[0] == "make hf"
+    for line in lines[2:]:
+        run(line + (" -q --fail-on never" if "calibrate" in line else ""), workplace)
+    for line in re_blocks("polykv inspect"):
+        run(line, workplace)
+
+
+def _start(argv, folder, **settings):
+    return subprocess.Popen(
+        argv,
+        cwd=folder,
+        env=environment(**settings),
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,
+    )
+
+
+def _stop(processes):
+    for process in processes:
+        os.killpg(process.pid, signal.SIGTERM)
+    for process in processes:
+        try:
+            process.wait(timeout=30)
+        except subprocess.TimeoutExpired:
+            os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+
+
+def _wait_for(url):
+    import urllib.error
+    import urllib.request
+
+    def answers():
+        try:
+            with urllib.request.urlopen(url, timeout=2) as reply:
+                return reply.status == 200
+        except (urllib.error.URLError, ConnectionError, TimeoutError):
+            return False
+
+    _wait_until(answers, seconds=180)
+
+
+def _wait_until(done, seconds):
+    end = time.monotonic() + seconds
+    while not done():
+        assert time.monotonic() < end, f"nothing came within {seconds} s"
+        time.sleep(1)
