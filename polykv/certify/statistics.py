@@ -25,7 +25,8 @@ def paired_interval(differences: np.ndarray, documents: np.ndarray, seed: int) -
     """95 % interval of the mean of signed differences [passage] float64; NaN ends for fewer than two units.
 
     Units are passages, or documents [passage] int when there are five or more of them. The mean
-    is always the mean over passages. The same seed gives the same interval.
+    is always the mean over passages. Fewer than six units: Student's interval alone, for show; no
+    verdict rests on it. The same seed gives the same interval.
     """
     values = np.asarray(differences, np.float64)
     mean = float(values.mean()) if len(values) else float("nan")
@@ -35,7 +36,8 @@ def paired_interval(differences: np.ndarray, documents: np.ndarray, seed: int) -
         return Interval(mean, float("nan"), float("nan"), n)
     error = float(units.std(ddof=1)) / math.sqrt(n)
     reach = student_quantile(n - 1)
-    below, above = _bootstrap_t(units, seed)
+    # with fewer units most resamples are nearly constant, and their t says nothing
+    below, above = _bootstrap_t(units, seed) if n >= MIN_PASSAGES else (0.0, 0.0)
     centre = float(units.mean())
     low, high = centre - max(reach, above) * error, centre + max(reach, -below) * error
     return Interval(mean, min(low, mean), max(high, mean), n)
@@ -46,7 +48,7 @@ def _bootstrap_t(units: np.ndarray, seed: int) -> tuple[float, float]:
     n = len(units)
     sample = units[np.random.default_rng(seed).integers(0, n, (RESAMPLES, n))]
     error = sample.std(axis=1, ddof=1) / math.sqrt(n)
-    usable = error > 0
+    usable = error > 1e-9 * np.abs(units).max()
     if not usable.any():
         return 0.0, 0.0
     t = (sample.mean(axis=1)[usable] - units.mean()) / error[usable]

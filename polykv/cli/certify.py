@@ -140,6 +140,7 @@ def _describe(outcome: CertifyOutcome) -> None:
             say(_inconclusive(row))
 
 
+_MOST_SHOWN = 100.0
 _COLUMNS = [
     "policy",
     "ΔPPL",
@@ -160,7 +161,7 @@ def _cells(row: dict[str, Any]) -> list[str]:
     return [
         row["policy"],
         f"{row['ppl_increase']:+.2%}",
-        _interval(row),
+        interval_text(row),
         figure(row["kl_mean"], ".4g"),
         figure(row["top1_agreement"], ".3f"),
         figure(row["bytes_per_token"], ",.0f"),
@@ -178,14 +179,17 @@ def _by_document(row: dict[str, Any]) -> list[str]:
         row["document"],
         figure(row["ppl_baseline"], ".2f"),
         f"{row['ppl_increase']:+.2%}",
-        _interval(row),
+        interval_text(row),
         figure(row["kl_mean"], ".4g"),
     ]
 
 
-def _interval(row: dict[str, Any]) -> str:
+def interval_text(row: dict[str, Any]) -> str:
+    """The interval of a row's PPL increase; "–" when there is none."""
     low, high = row["ppl_increase_low"], row["ppl_increase_high"]
-    return "–" if low is None or high is None else f"{low:+.2%} … {high:+.2%}"
+    if low is None or high is None:
+        return "–"
+    return f"{low:+.2%} … " + (f"{high:+.2%}" if high < _MOST_SHOWN else f"beyond {_MOST_SHOWN:+.0%}")
 
 
 def _inconclusive(row: dict[str, Any]) -> str:

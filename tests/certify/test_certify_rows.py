@@ -34,6 +34,7 @@ def test_whole_row_says_what_was_lost():
     assert row["ppl_policy"] == pytest.approx(np.exp(3.01))
     assert row["kl_mean"] == pytest.approx(1e-3)
     assert row["decode_reduction"] == 4.0
+    assert row["bytes_per_token"] == 2 * 26  # two cells, measured over all ten passages
     assert (row["first_token"], row["end_token"], row["n_tokens_scored"]) == (16, 32, 160)
     assert row["passage_log_ratio"] == pytest.approx(TEN.tolist())
 

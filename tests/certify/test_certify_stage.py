@@ -16,7 +16,7 @@ from polykv.certify_stages import (
     prepare_certification,
     run_certification,
 )
-from polykv.cli.certify import certify, exit_code, parse_limit
+from polykv.cli.certify import certify, exit_code, interval_text, parse_limit
 from polykv.errors import InputError, PolicyError, StoreError
 from polykv.policy import CompressionPolicy
 from polykv.receipts import digest_json
@@ -50,6 +50,13 @@ def test_exit_code_follows_the_verdict(limit, codes):
     rows = certify_rows(certification(0.01 * np.linspace(0.9, 1.1, 10), config=config))
     outcome = CertifyOutcome(rows, {}, ())
     assert tuple(exit_code(outcome, fail_on) for fail_on in ("fail", "inconclusive", "never")) == codes
+
+
+def test_a_boundless_end_is_said_in_words():
+    row = {"ppl_increase_low": -0.5, "ppl_increase_high": 1e30}
+    assert interval_text(row) == "-50.00% … beyond +10000%"
+    assert interval_text(row | {"ppl_increase_high": None}) == "–"
+    assert interval_text(row | {"ppl_increase_high": 0.25}) == "-50.00% … +25.00%"
 
 
 def test_means_are_those_of_the_calibrate_split(tmp_path):

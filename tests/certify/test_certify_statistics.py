@@ -29,6 +29,18 @@ def test_one_passage_has_no_interval():
     assert np.isnan(found.high)
 
 
+def test_few_passages_have_students_interval():
+    """Resamples of three nearly equal numbers would put the end anywhere."""
+    values = np.array([0.010, 0.010, 0.011])
+    found = paired_interval(values, np.zeros(3), seed=1)
+    assert found.high - found.mean == pytest.approx(4.302653 * values.std(ddof=1) / np.sqrt(3))
+
+
+def test_equal_differences_have_an_interval_of_no_width():
+    found = paired_interval(np.full(10, 0.1), np.zeros(10), seed=1)
+    assert found.high - found.low < 1e-12
+
+
 def test_five_documents_are_the_units():
     values = np.repeat([0.0, 0.1, 0.2, 0.3, 0.4], 4)
     by_document = paired_interval(values, np.repeat(range(5), 4), seed=1)
