@@ -7,6 +7,7 @@ the whole plan or its results, and the loss of a worker costs only what it was r
 from __future__ import annotations
 
 import logging
+import time
 import uuid
 from collections.abc import Callable, Iterable, Iterator
 from itertools import islice
@@ -23,7 +24,10 @@ from polykv.execution.threads import ONE_THREAD, pin_process
 from polykv.execution.versions import check_versions, computing_versions
 
 CONNECT_SECONDS = 20
-FIRST_WORKER_SECONDS = 120
+NO_WORKER_SECONDS = 120
+LOOK_EVERY_SECONDS = 5
+_SHORTEST_PAUSE_SECONDS = 0.001
+_LONGEST_PAUSE_SECONDS = 0.05
 _REFRESH_EVERY = 64  # completed jobs between two looks at how many threads the workers have
 
 
@@ -82,7 +86,7 @@ class DaskSession:
 
         try:
             completed = as_completed(submit(), loop=self._client.loop, with_results=True, raise_errors=False)
-            for done, (future, result) in enumerate(completed, start=1):
+            for done, (future, result) in enumerate(self._watched(completed), start=1):
                 job = in_flight.pop(future)
                 outcome = self._outcome(future, result)
                 future.release()
@@ -93,6 +97,38 @@ class DaskSession:
         finally:
             if in_flight and self._client.status == "running":
                 self._client.cancel(list(in_flight))
+
+    def _watched(self, completed: as_completed) -> Iterator[tuple[Future, Any]]:
+        """`completed` as it completes; looks after the workers whenever nothing does for a while."""
+        quiet_since = looked = time.monotonic()
+        while not completed.is_empty():
+            now = time.monotonic()
+            if completed.has_ready():
+                yield next(completed)
+                quiet_since = looked = time.monotonic()
+            elif now - looked > LOOK_EVERY_SECONDS:
+                self._look_after_workers(now - quiet_since)
+                looked = time.monotonic()
+            else:
+                time.sleep(min(_LONGEST_PAUSE_SECONDS, max(_SHORTEST_PAUSE_SECONDS, (now - quiet_since) / 10)))
+
+    def _look_after_workers(self, quiet_seconds: float) -> None:
+        """Replace workers that are gone for good, and give up on a cluster that has none.
+
+        A worker that dies while its nanny is still starting it is not started again: a deadly
+        job on a busy machine can take all of them, and what is in flight would wait for ever.
+        """
+        try:
+            there = len(self._client.nthreads())
+        except (OSError, TimeoutError):
+            return  # no scheduler: the futures tell
+        if self._cluster is not None and there < self._engine.local_workers:
+            self._cluster.scale(self._engine.local_workers)
+        if there == 0 and quiet_seconds > NO_WORKER_SECONDS:
+            raise WorkerError(
+                f"the Dask scheduler {self._place()} has had no worker for {NO_WORKER_SECONDS} s: start some; "
+                "finished jobs are kept: run the same command again"
+            )
 
     def _submit(self, function: Callable[[Any], Any], job: Any) -> Future:
         key = f"{function.__name__}-{uuid.uuid4().hex}"
@@ -138,10 +174,10 @@ class DaskSession:
 
     def _check_workers(self) -> None:
         try:
-            self._client.wait_for_workers(1, timeout=FIRST_WORKER_SECONDS)
+            self._client.wait_for_workers(1, timeout=NO_WORKER_SECONDS)
         except TimeoutError as error:
             raise WorkerError(
-                f"the Dask scheduler {self._place()} has had no worker for {FIRST_WORKER_SECONDS} s: start some"
+                f"the Dask scheduler {self._place()} has had no worker for {NO_WORKER_SECONDS} s: start some"
             ) from error
         if self._engine.kind == "local":
             return  # they are this environment

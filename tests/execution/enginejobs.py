@@ -34,9 +34,10 @@ def raises_unpicklable(x: int) -> int:
 
 
 def deadly_five(x: int) -> int:
-    """Kills its process for 5; the others take long enough to be there when it happens."""
+    """Kills its process for 5, which waits until the process is quite up; the others are there when it happens."""
     time.sleep(0.1)
     if x == 5:
+        time.sleep(0.5)
         os.kill(os.getpid(), signal.SIGKILL)
     return x * x
 

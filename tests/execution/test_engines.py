@@ -205,10 +205,41 @@ def test_a_deadly_job_fails_alone_and_its_neighbours_are_fine():
 
 
 @pytest.mark.slow
+def test_workers_that_are_gone_for_good_are_replaced(monkeypatch):
+    monkeypatch.setattr(dask_session, "LOOK_EVERY_SECONDS", 0.5)
+    with open_session(TWO) as session:
+        assert dict(session.fan_out(square, [1])) == {1: 1}
+        workers = list(session._cluster.workers)
+        session._cluster.sync(lambda: _close_all(session._cluster, workers))
+        assert session._client.nthreads() == {}
+        assert dict(session.fan_out(square, range(6))) == {x: x * x for x in range(6)}
+
+
+async def _close_all(cluster, workers) -> None:
+    """End worker processes with their nannies, as a restart that failed does, and forget them."""
+    for name in workers:
+        await cluster.workers.pop(name).close()
+
+
+@pytest.mark.slow
+def test_a_cluster_that_loses_its_last_worker_is_a_worker_error(scheduler, launch, monkeypatch):
+    monkeypatch.setattr(dask_session, "LOOK_EVERY_SECONDS", 0.2)
+    worker = launch("dask_worker", scheduler, "--no-nanny")
+    with open_session(Engine.parse(scheduler)) as session:
+        stream = session.fan_out(slow_square, range(400))
+        assert len(list(islice(stream, 3))) == 3
+        monkeypatch.setattr(dask_session, "NO_WORKER_SECONDS", 1)
+        worker.kill()
+        with pytest.raises(WorkerError, match="has had no worker for 1 s.*run the same command again"):
+            list(stream)
+
+
+@pytest.mark.slow
 def test_a_callers_client_serves_and_stays_open():
     from distributed import Client, LocalCluster
 
-    with LocalCluster(n_workers=1, threads_per_worker=1, dashboard_address=None) as cluster, Client(cluster) as client:
+    quiet = {"dashboard_address": None, "scheduler_kwargs": {"dashboard_address": "127.0.0.1:0"}}
+    with LocalCluster(n_workers=1, threads_per_worker=1, **quiet) as cluster, Client(cluster) as client:
         engine = Engine("client", client=client)
         assert dict(fan_out(square, range(5), engine)) == {x: x * x for x in range(5)}
         assert client.status == "running"
@@ -323,6 +354,6 @@ def test_an_external_scheduler_without_polykv_is_refused_before_work(launch, tmp
 
 @pytest.mark.slow
 def test_a_scheduler_without_workers_is_a_worker_error(scheduler, monkeypatch):
-    monkeypatch.setattr(dask_session, "FIRST_WORKER_SECONDS", 1)
+    monkeypatch.setattr(dask_session, "NO_WORKER_SECONDS", 1)
     with pytest.raises(WorkerError, match="has had no worker for 1 s"):
         list(fan_out(square, [1], Engine.parse(scheduler)))
