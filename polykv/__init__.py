@@ -12,14 +12,22 @@ __version__ = "0.1.0"
 
 _PUBLIC = {
     "AgentShell": "polykv.pool",
+    "AttentionType": "polykv.shape",
+    "CandidateReplayMetrics": "polykv.replay.seed_records",
+    "CaptureStore": "polykv.storage",
     "CapturedReplayConfig": "polykv.replay.seed_config",
     "CapturedReplayFixture": "polykv.replay.fixtures",
-    "CaptureStore": "polykv.storage",
+    "CapturedReplayQuery": "polykv.replay.fixtures",
+    "CapturedReplayReceipt": "polykv.replay.seed_records",
     "CompressionPolicy": "polykv.policy",
     "KvTensorShape": "polykv.shape",
     "ModelReplayConfig": "polykv.replay.seed_config",
+    "ModelReplayMetrics": "polykv.replay.seed_records",
+    "ModelReplayQuery": "polykv.replay.fixtures",
+    "ModelReplayReceipt": "polykv.replay.seed_records",
     "Policy": "polykv.policy",
     "SharedKVPool": "polykv.pool",
+    "judge_dictionary": "polykv.calibration",
     "run_captured_model_replay": "polykv.replay.captured",
     "run_model_replay": "polykv.replay.model_shaped",
 }

@@ -33,7 +33,7 @@ def commands(block):
 @pytest.fixture
 def workplace(tmp_path):
     """A folder that looks like the repository's root and where runs and captures may be left."""
-    for name in ("data", "flows", "polykv"):
+    for name in ("data", "flows", "polykv", "tests"):
         (tmp_path / name).symlink_to(ROOT / name)
     return tmp_path
 
@@ -62,7 +62,7 @@ def run(line, folder, **settings):
 
 def test_every_command_of_the_readme_is_known_here():
     """A command that no test below and no step of CI runs must not stand in the README."""
-    run_here = [*section("Your own model"), *re_blocks("polykv inspect"), *section("Policies"), *section("On a cluster"), *section("Schedule it")]  # fmt: skip
+    run_here = [*section("Your own model"), *section("What it costs the model"), *section("Receipts"), *re_blocks("polykv inspect"), *section("Policies"), *section("On a cluster"), *section("Schedule it")]  # fmt: skip
     for line in (line for block in blocks() for line in commands(block)):
         if re.match(r"(polykv|python|dask|prefect|make|\.|export) ", line):
             assert line in run_here or re.fullmatch(r"make (demo|test|hf)", line), line
@@ -83,6 +83,13 @@ def test_policies_and_show(workplace):
     first, second = section("Policies")
     run(first + " --serial -q --fail-on never", workplace)
     assert "keys4_values3 holds" in run(second, workplace)
+
+
+def test_receipts(workplace):
+    replayed, verified = section("Receipts")
+    command, _, receipt = replayed.partition(" > ")
+    (workplace / receipt).write_text(run(command, workplace), encoding="utf-8")
+    assert "holds" in run(verified, workplace)
 
 
 @pytest.mark.slow
@@ -136,6 +143,14 @@ def test_your_own_model(workplace):
         run(line + (" -q --fail-on never" if "calibrate" in line else ""), workplace)
     for line in re_blocks("polykv inspect"):
         run(line, workplace)
+
+
+@pytest.mark.hf
+@pytest.mark.slow
+def test_what_it_costs_the_model(workplace):
+    (line,) = section("What it costs the model")
+    assert "kivi4" in run(line + " -q --fail-on never", workplace)
+    assert (workplace / "runs/certified/certify.parquet").exists()
 
 
 def _start(argv, folder, **settings):
