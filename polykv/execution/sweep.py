@@ -22,6 +22,7 @@ from polykv.execution.jobs import ReplayJob, run_job
 from polykv.execution.plan import Plan, Unit, plan_replay, rescan
 from polykv.execution.steps import STEPS, Steps
 from polykv.schemas import CONTROLS, RESULTS, SELECTION
+from polykv.storage.atomic import TEMP_SUFFIX
 from polykv.storage.parts import PartScan, compact_rows
 from polykv.storage.results import amend, read_rows, write_table
 from polykv.storage.run import RunDirectory
@@ -213,14 +214,17 @@ def _write_tables(
     """Compact results and controls, choose, write the selection; returns failed rows and their reasons."""
     scans = rescan(run)
     failures: dict[str, int] = {}
+    # a temporary name: no reader takes verdicts for final that the controls have not judged
+    unjudged = run.path / f".{RESULTS.name}-unjudged{TEMP_SUFFIX}"
     for table in (RESULTS, CONTROLS):
         units = [unit for unit in plan.units if unit.table is table]
         failed = list(_failed_rows(units, scans[table.name], reasons))
         for row in failed:
             failures[row["reason"]] = failures.get(row["reason"], 0) + 1
         wanted = (digest for unit in units for digest in unit.row_digests)
-        compact_rows(scans[table.name], table, wanted, failed, run.run_id, run.table_path(table.name))
-    _judge(run, steps, sorted({unit.place.layer for unit in plan.units}))
+        out = unjudged if table is RESULTS else run.table_path(table.name)
+        compact_rows(scans[table.name], table, wanted, failed, run.run_id, out)
+    _judge(unjudged, run, steps, sorted({unit.place.layer for unit in plan.units}))
     for table in (RESULTS, CONTROLS, SELECTION):
         run.record_output(run.table_path(table.name))
     return sum(failures.values()), failures
@@ -236,8 +240,8 @@ def _failed_rows(units: Iterable[Unit], scan: PartScan, reasons: Mapping[str, st
                 yield row | {"reason": reasons.get(row["row_digest"], _LOST_PART)}
 
 
-def _judge(run: RunDirectory, steps: Steps, layers: Sequence[int]) -> None:
-    """Write the selection, and into the results what the controls make of their verdicts.
+def _judge(unjudged: Path, run: RunDirectory, steps: Steps, layers: Sequence[int]) -> None:
+    """Write the selection, and the results with what the controls make of their verdicts.
 
     Layer by layer, so that memory holds one layer's rows at a time. Parts keep the verdicts as
     measured: a control that is repaired later judges them anew.
@@ -246,14 +250,14 @@ def _judge(run: RunDirectory, steps: Steps, layers: Sequence[int]) -> None:
     chosen: list[dict[str, Any]] = []
     changed: dict[str, dict[str, Any]] = {}
     for layer in layers:
-        rows = read_rows(run.table_path(RESULTS.name), RESULTS, layer=layer)
+        rows = read_rows(unjudged, RESULTS, layer=layer)
         chosen.extend({**row, "run_id": run.run_id} for row in steps.call("selection_rows", rows, controls))
         for row, judged in zip(rows, steps.call("judged", rows, controls), strict=True):
             if judged["verdict"] != row["verdict"]:
                 changed[row["row_digest"]] = {name: judged[name] for name in ("verdict", "verdict_reason")}
     write_table(run.table_path(SELECTION.name), SELECTION, chosen)
-    if changed:
-        amend(run.table_path(RESULTS.name), RESULTS, "row_digest", changed)
+    amend(unjudged, run.table_path(RESULTS.name), RESULTS, "row_digest", changed)
+    unjudged.unlink()
 
 
 def _described(engine: Engine) -> dict[str, Any]:

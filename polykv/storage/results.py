@@ -57,16 +57,22 @@ def compact(parts: Iterable[str | os.PathLike[str]], out: str | os.PathLike[str]
     return write_arrow(out, table, pa.concat_tables([arrow_schema(table).empty_table(), *pieces]))
 
 
-def amend(path: str | os.PathLike[str], table: TableSchema, by: str, changes: Mapping[str, Mapping[str, Any]]) -> Path:
-    """Rewrite a table with other values in some rows: `changes` maps the value of the column `by` to columns."""
-    data = read_arrow(path, table)
+def amend(
+    source: str | os.PathLike[str],
+    out: str | os.PathLike[str],
+    table: TableSchema,
+    by: str,
+    changes: Mapping[str, Mapping[str, Any]],
+) -> Path:
+    """Copy a table with other values in some rows: `changes` maps the value of the column `by` to columns."""
+    data = read_arrow(source, table)
     keys = data[by].to_pylist()
     for name in sorted({name for change in changes.values() for name in change}):
         values = [changes.get(key, {}).get(name, old) for key, old in zip(keys, data[name].to_pylist(), strict=True)]
         place = data.schema.get_field_index(name)
         field = data.schema.field(place)
         data = data.set_column(place, field, pa.array(values, field.type))
-    return write_arrow(path, table, data)
+    return write_arrow(out, table, data)
 
 
 def set_aside(path: str | os.PathLike[str]) -> Path:

@@ -113,6 +113,17 @@ def test_too_few_passages_decide_nothing(capsys, tmp_path):
     assert run(capsys, *arguments, "--fail-on", "inconclusive")[0] == 1
 
 
+def test_heads_that_ignore_their_keys_never_pass_in_any_table(capsys, tmp_path):
+    flat = write_tiny_store(tmp_path / "flat", key_scale=0.0)
+    code, out, _ = run(capsys, "replay", flat, "--policy", "exact", *QUICK, "--out", str(tmp_path / "run"))
+    assert (code, "insensitive" in out) == (0, True)
+    for table in ("results", "selection"):
+        found = duckdb.sql(f"select distinct verdict from '{tmp_path}/run/{table}.parquet'").fetchall()
+        assert ("pass",) not in found
+        assert ("insensitive",) in found
+    assert [path.name for path in (tmp_path / "run").iterdir() if path.name.startswith(".")] in ([], [".lock"])
+
+
 def test_a_dry_run_writes_nothing(capsys, store, tmp_path):
     code, out, _ = run(capsys, "replay", store, "--out", str(tmp_path / "run"), "--dry-run")
     assert code == 0
