@@ -7,7 +7,8 @@ With --baseline the flow fails when a cell is worse than the baseline's interval
 leaves an artifact that names it.
 """
 
-from __future__ import annotations
+# Annotations stay objects here: Prefect validates parameters against them in a process of its own,
+# where names in postponed annotations cannot be resolved.
 
 import sys
 from typing import Any

@@ -3,7 +3,8 @@
 python -m flows.capture --model smollm2 --corpus book.txt --out captures/book
 """
 
-from __future__ import annotations
+# Annotations stay objects here: Prefect validates parameters against them in a process of its own,
+# where names in postponed annotations cannot be resolved.
 
 import sys
 from typing import Any

@@ -3,7 +3,8 @@
 python -m flows.replay data/smollm2-sample --out runs/sample
 """
 
-from __future__ import annotations
+# Annotations stay objects here: Prefect validates parameters against them in a process of its own,
+# where names in postponed annotations cannot be resolved.
 
 import sys
 from typing import Any
