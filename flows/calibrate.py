@@ -20,13 +20,16 @@ from prefect.task_runners import ThreadPoolTaskRunner
 
 from flows.capture import capture
 from flows.common import run_command
+from flows.gonogo import gonogo
 from flows.replay import LAYERS_AT_ONCE, sweep
 from polykv.cli.capture import capture_config
 from polykv.cli.console import note
 from polykv.cli.findings import say_findings
-from polykv.cli.options import model_options, quiet_option, sweep_options
-from polykv.cli.sweep import VERDICT_EXIT, engine_of, exit_code, sweep_request
+from polykv.cli.gonogo import say_gonogo
+from polykv.cli.options import engine_of, gonogo_switch, model_options, quiet_option, sweep_options
+from polykv.cli.sweep import VERDICT_EXIT, exit_code, sweep_request
 from polykv.errors import InputError
+from polykv.gonogo_stages import GonogoRequest, GonogoSummary, gonogo_rows, publish_gonogo
 from polykv.stages import (
     CaptureConfig,
     Engine,
@@ -45,10 +48,12 @@ def calibrate(
     capture_from: CaptureConfig | None = None,
     baseline: str | None = None,
     quiet: bool = False,
-) -> ReplaySummary:
-    """Capture into `request.store` when `capture_from` is given, then sweep it into `request.out`.
+    with_gonogo: bool = True,
+) -> tuple[ReplaySummary, GonogoSummary | None]:
+    """Capture into `request.store` when `capture_from` is given, sweep it into `request.out`, and
+    judge sparse dictionaries there (`with_gonogo`).
 
-    Raises RuntimeError when a cell is worse than `baseline`'s interval allows.
+    Raises MovedError when a cell is worse than `baseline`'s interval allows.
     """
     logger = get_run_logger()
     if capture_from is not None:
@@ -56,9 +61,13 @@ def calibrate(
     else:
         logger.info("capture skipped: no model")
     summary = sweep(request, Engine.parse(engine), quiet, skipped=capture_from is None)
+    judged = None
+    if with_gonogo:
+        judged = gonogo(GonogoRequest(request.store, f"{request.out}/gonogo"), engine, quiet)
+        publish_gonogo(request.out)
     if baseline is not None:
         _hold_to_baseline(baseline, request.out)
-    return summary
+    return summary, judged
 
 
 class MovedError(RuntimeError):
@@ -79,9 +88,12 @@ def _hold_to_baseline(baseline: str, out: str) -> None:
 @model_options
 @sweep_options
 @click.option("--out", required=True, help="Run directory; the same command resumes it.")
+@gonogo_switch
 @click.option("--baseline", help="An earlier run directory that no cell may be worse than.")
 @quiet_option
-def command(store: str | None, out: str, baseline: str | None, quiet: bool, fail_on: str, **asked: Any) -> int:
+def command(
+    store: str | None, out: str, baseline: str | None, quiet: bool, fail_on: str, with_gonogo: bool, **asked: Any
+) -> int:
     """Calibrate as a Prefect flow (the options of `polykv calibrate`, and --baseline)."""
     if store and asked["model"]:
         raise InputError("--store and --model are both given; a store needs no model")
@@ -92,10 +104,14 @@ def command(store: str | None, out: str, baseline: str | None, quiet: bool, fail
     if baseline:
         read_findings(baseline)
     try:
-        summary = calibrate(request, engine.name, None if store else capture_config(asked), baseline, quiet)
+        config = None if store else capture_config(asked)
+        summary, judged = calibrate(request, engine.name, config, baseline, quiet, with_gonogo)
     except MovedError as error:
         note(f"polykv: {error}")
         return VERDICT_EXIT
+    if judged is not None:
+        say_gonogo(judged, gonogo_rows(f"{out}/gonogo"))
+        click.echo()
     findings = read_findings(out)
     say_findings(findings, summary)
     return exit_code(findings, summary, fail_on)

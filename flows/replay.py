@@ -18,8 +18,8 @@ from prefect.utilities.annotations import quote
 from flows.common import leave_artifacts, run_command
 from polykv.cli.console import progress
 from polykv.cli.findings import say_findings
-from polykv.cli.options import quiet_option, sweep_options
-from polykv.cli.sweep import engine_of, exit_code, sweep_request
+from polykv.cli.options import engine_of, quiet_option, sweep_options
+from polykv.cli.sweep import exit_code, sweep_request
 from polykv.stages import (
     Engine,
     Replay,

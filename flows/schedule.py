@@ -18,8 +18,8 @@ from prefect.schedules import Cron
 
 from flows.calibrate import calibrate
 from flows.common import has_server, run_command
-from polykv.cli.options import sweep_options
-from polykv.cli.sweep import engine_of, sweep_request
+from polykv.cli.options import engine_of, sweep_options
+from polykv.cli.sweep import sweep_request
 from polykv.errors import InputError
 from polykv.stages import check_sweep
 

@@ -29,12 +29,12 @@ from polykv.certify import (
 from polykv.certify.cells import Artifacts, centred_cells
 from polykv.certify.means import fit_key_means, means_from_arrays
 from polykv.certify.run import Progress
-from polykv.errors import InputError, PolicyError
+from polykv.errors import InputError
 from polykv.policy import CompressionPolicy
+from polykv.policy_files import load_policy
 from polykv.receipts import digest_array, digest_json, pretty_json
 from polykv.schemas import CERTIFY
 from polykv.storage import CaptureStore
-from polykv.storage.artifacts import artifact_path, load_artifact
 from polykv.storage.atomic import write_bytes
 from polykv.storage.results import write_table
 from polykv.storage.run import RUN_ID_HEX_DIGITS, RunDirectory
@@ -171,9 +171,7 @@ def certify_into(
 
 
 def _candidate(text: str, store: CaptureStore | None, uncentred: bool) -> Candidate:
-    policy = CompressionPolicy.resolve(text)
-    folder = Path(text).parent
-    artifacts = policy_artifacts(policy, folder)
+    policy, artifacts = load_policy(text)
     centres = policy.center_keys != "off" or any("center_keys" in cell for cell in policy.cells.values())
     if not centres:
         return Candidate(policy, artifacts=artifacts)
@@ -190,20 +188,6 @@ def _candidate(text: str, store: CaptureStore | None, uncentred: bool) -> Candid
     specs = {spec.layer: spec for spec in store.meta.layers}
     means = fit_key_means(lambda *cell: store.cell(*cell, with_logits=False), centred_cells(policy, specs))
     return Candidate(policy, means, f"split calibrate of the capture {store.digest}", artifacts)
-
-
-def policy_artifacts(policy: CompressionPolicy, folder: Path) -> Artifacts:
-    """A loader of the policy's artifacts, whose paths are relative to `folder`; digests are checked."""
-
-    def load(digest: str) -> Mapping[str, np.ndarray]:
-        if digest not in policy.artifacts:
-            raise PolicyError(f"policy {policy.name!r} uses artifact {digest} but its artifacts do not list it")
-        path = folder / policy.artifacts[digest]
-        if path != artifact_path(path.parent, digest):
-            raise PolicyError(f"policy {policy.name!r}: artifact {digest} is listed as {path.name}, not {digest}.npz")
-        return load_artifact(path.parent, digest)
-
-    return load
 
 
 def _own_means(policy: CompressionPolicy, artifacts: Artifacts) -> tuple[str, Mapping[Cell, np.ndarray]] | None:

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +22,7 @@ from polykv.execution.engines import Engine, Session, open_session
 from polykv.execution.plan import replay_config
 from polykv.execution.sweep import OnProgress, Replay, ReplaySummary
 from polykv.policy import CompressionPolicy
+from polykv.policy_files import Artifacts, load_policy
 from polykv.replay.config import DEFAULT_GATES, PERFECT, Gate, SweepConfig, normalise_candidate_ks
 from polykv.report.compare import Movement, movements
 from polykv.report.summary import PolicySummary, control_lines, headline, policy_summaries
@@ -29,6 +30,7 @@ from polykv.schemas import CONTROLS, SELECTION
 from polykv.storage import CaptureStore, CaptureWriter, Location, refuse_occupied
 from polykv.storage.results import read_rows
 from polykv.storage.run import RunDirectory
+from polykv.types import TIERS
 
 __all__ = [
     "CaptureConfig",
@@ -82,7 +84,8 @@ class CheckedSweep:
     store: CaptureStore
     policies: tuple[CompressionPolicy, ...]
     config: SweepConfig
-    notes: tuple[str, ...] = field(default_factory=tuple)
+    artifacts: tuple[Artifacts, ...]
+    notes: tuple[str, ...] = ()
 
 
 def parse_gate(text: str) -> Gate:
@@ -115,7 +118,8 @@ def parse_ks(texts: Sequence[str]) -> list[int | str]:
 def check_sweep(request: SweepRequest, storage_options: dict[str, Any] | None = None) -> CheckedSweep:
     """Open the store and refuse what cannot work: policies, budgets, gates, head_dims, splits, tiers."""
     config_ks = parse_ks(request.ks)
-    policies = tuple(CompressionPolicy.resolve(name) for name in request.policies)
+    loaded = [load_policy(name) for name in request.policies]
+    policies = tuple(policy for policy, _ in loaded)
     if not policies:
         raise InputError("no policy to sweep; for example --policy two_tier,int8")
     names = [policy.name for policy in policies]
@@ -128,8 +132,9 @@ def check_sweep(request: SweepRequest, storage_options: dict[str, Any] | None = 
     config = SweepConfig(ks, request.shared_tokens, gates, request.seed)
     _check_splits(store)
     _check_tiers(store, config)
-    _check_codecs(store, policies)
-    return CheckedSweep(request, store, policies, config, tuple(notes))
+    for policy, artifacts in loaded:
+        _check_codecs(store, policy, artifacts)
+    return CheckedSweep(request, store, policies, config, tuple(artifacts for _, artifacts in loaded), tuple(notes))
 
 
 def _check_splits(store: CaptureStore) -> None:
@@ -147,20 +152,24 @@ def _check_tiers(store: CaptureStore, config: SweepConfig) -> None:
         )
 
 
-def _check_codecs(store: CaptureStore, policies: Sequence[CompressionPolicy]) -> None:
-    shapes = {(spec.head_dim, spec.value_dim): spec.layer for spec in reversed(store.meta.layers)}
-    for policy in policies:
-        for (head_dim, value_dim), layer in shapes.items():
-            for tier in ("pool", "shell"):
-                policy.codec(tier, "key", layer, 0, head_dim)
-                policy.codec(tier, "value", layer, 0, value_dim)
+def _check_codecs(store: CaptureStore, policy: CompressionPolicy, artifacts: Artifacts) -> None:
+    """Build every codec the sweep will need: a head_dim it cannot take or a lost artifact shows here."""
+    for layer, kv_head in store.meta.cells:
+        spec = store.meta.layer(layer)
+        for tier in TIERS:
+            policy.codec(tier, "key", layer, kv_head, spec.head_dim, artifacts)
+            policy.codec(tier, "value", layer, kv_head, spec.value_dim, artifacts)
 
 
 def open_run(checked: CheckedSweep) -> RunDirectory:
     """The run directory of a sweep, made or continued, as its only writer."""
     config = replay_config(checked.store, checked.policies, checked.config)
     config["model_id"] = checked.store.meta.model_id
-    return RunDirectory.create_or_resume(checked.request.out, config)
+    run = RunDirectory.create_or_resume(checked.request.out, config)
+    for policy, artifacts in zip(checked.policies, checked.artifacts, strict=True):
+        for digest in policy.artifacts:
+            run.save_artifact(artifacts(digest))  # the workers read them from the run
+    return run
 
 
 def plan_sweep(checked: CheckedSweep, run: RunDirectory, on_progress: OnProgress | None = None) -> Replay:

@@ -62,7 +62,7 @@ def run(line, folder, **settings):
 
 def test_every_command_of_the_readme_is_known_here():
     """A command that no test below and no step of CI runs must not stand in the README."""
-    run_here = [*section("Your own model"), *section("What it costs the model"), *section("Receipts"), *re_blocks("polykv inspect"), *section("Policies"), *section("On a cluster"), *section("Schedule it")]  # fmt: skip
+    run_here = [*section("Your own model"), *section("Is a sparse dictionary worth it?"), *section("What it costs the model"), *section("Receipts"), *re_blocks("polykv inspect"), *section("Policies"), *section("On a cluster"), *section("Schedule it")]  # fmt: skip
     for line in (line for block in blocks() for line in commands(block)):
         if re.match(r"(polykv|python|dask|prefect|make|\.|export) ", line):
             assert line in run_here or re.fullmatch(r"make (demo|test|hf)", line), line
@@ -90,6 +90,13 @@ def test_receipts(workplace):
     command, _, receipt = replayed.partition(" > ")
     (workplace / receipt).write_text(run(command, workplace), encoding="utf-8")
     assert "holds" in run(verified, workplace)
+
+
+@pytest.mark.slow
+def test_a_dictionary_judged_and_replayed(workplace):
+    judge, replay = section("Is a sparse dictionary worth it?")
+    assert "sparse dictionary:" in run(judge + " -q", workplace)
+    assert "sparse holds" in run(replay + " -q --fail-on never", workplace)
 
 
 @pytest.mark.slow

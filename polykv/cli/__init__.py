@@ -24,6 +24,7 @@ class Commands(click.Group):
         "calibrate": "polykv.cli.sweep:calibrate",
         "capture": "polykv.cli.capture:capture",
         "certify": "polykv.cli.certify:certify",
+        "gonogo": "polykv.cli.gonogo:gonogo",
         "inspect": "polykv.cli.stores:inspect",
         "receipt": "polykv.cli.receipt:receipt",
         "replay": "polykv.cli.sweep:replay",

@@ -8,6 +8,7 @@ from typing import Any
 import click
 
 from polykv.errors import InputError
+from polykv.stages import Engine
 
 
 def split_commas(values: tuple[str, ...]) -> tuple[str, ...]:
@@ -65,6 +66,16 @@ model_options = apply(
     ),
 )
 
+engine_options = apply(
+    click.option("--serial", is_flag=True, help="Run in this process, without Dask."),
+    click.option("--workers", type=int, help="Worker processes on this machine (default: one per core)."),
+    click.option("--scheduler", help="Address of a running Dask scheduler, for example tcp://host:8786."),
+)
+
+gonogo_switch = click.option(
+    "--gonogo/--no-gonogo", "with_gonogo", default=True, show_default=True, help="Judge sparse dictionaries too."
+)
+
 sweep_options = apply(
     click.option(
         "--policy",
@@ -86,9 +97,7 @@ sweep_options = apply(
     ),
     click.option("--shared-tokens", type=int, help="Tokens in the shared pool (default: half of each passage)."),
     click.option("--seed", default=42, show_default=True, help="Seed of shuffled controls."),
-    click.option("--serial", is_flag=True, help="Run in this process, without Dask."),
-    click.option("--workers", type=int, help="Worker processes on this machine (default: one per core)."),
-    click.option("--scheduler", help="Address of a running Dask scheduler, for example tcp://host:8786."),
+    engine_options,
     click.option("--ks-per-job", type=int, help="Budgets per job (default: all in one)."),
     click.option(
         "--fail-on",
@@ -98,3 +107,12 @@ sweep_options = apply(
         help="Exit with 1 when no policy holds every cell: on a fail, on anything less than a pass, or never.",
     ),
 )
+
+
+def engine_of(serial: bool, workers: int | None, scheduler: str | None) -> Engine:
+    """The engine that the options name; one at most."""
+    if sum((serial, workers is not None, scheduler is not None)) > 1:
+        raise InputError("--serial, --workers and --scheduler exclude each other; give one")
+    if serial:
+        return Engine("serial")
+    return Engine.parse(scheduler) if scheduler else Engine("local", n_workers=workers)

@@ -10,9 +10,12 @@ import click
 from polykv.cli.capture import capture_config
 from polykv.cli.console import note, progress, say, say_json
 from polykv.cli.findings import say_findings
+from polykv.cli.gonogo import say_gonogo
 from polykv.cli.options import (
     apply,
     dry_run_option,
+    engine_of,
+    gonogo_switch,
     json_option,
     model_options,
     quiet_option,
@@ -20,6 +23,7 @@ from polykv.cli.options import (
     sweep_options,
 )
 from polykv.errors import InputError
+from polykv.gonogo_stages import GonogoRequest, gonogo_rows, gonogo_stage, publish_gonogo
 from polykv.stages import (
     CheckedSweep,
     Engine,
@@ -62,11 +66,19 @@ def replay(store: str, dry_run: bool, as_json: bool, quiet: bool, fail_on: str, 
 @click.option("--store", help="A capture store to calibrate on; then no model is needed.")
 @model_options
 @sweep_options
+@gonogo_switch
 @apply(click.option("--out", required=True, help="Run directory; the same command resumes it."), dry_run_option)
 @json_option
 @quiet_option
 def calibrate(
-    store: str | None, out: str, dry_run: bool, as_json: bool, quiet: bool, fail_on: str, **asked: Any
+    store: str | None,
+    out: str,
+    dry_run: bool,
+    as_json: bool,
+    quiet: bool,
+    fail_on: str,
+    with_gonogo: bool,
+    **asked: Any,
 ) -> int:
     """The whole job: capture a model (or take a --store), sweep it, and say how far it compresses.
 
@@ -83,16 +95,21 @@ def calibrate(
             return 0
     elif not quiet:
         note("skipped: no model (capture)")
-    return _sweep(store, asked, dry_run, as_json, quiet, fail_on)
+    code = _sweep(store, asked, dry_run, as_json, quiet, fail_on)
+    if with_gonogo and not dry_run:
+        code = max(code, _gonogo(store, out, asked, quiet or as_json))
+    return code
 
 
-def engine_of(serial: bool, workers: int | None, scheduler: str | None) -> Engine:
-    """The engine that the options name; one at most."""
-    if sum((serial, workers is not None, scheduler is not None)) > 1:
-        raise InputError("--serial, --workers and --scheduler exclude each other; give one")
-    if serial:
-        return Engine("serial")
-    return Engine.parse(scheduler) if scheduler else Engine("local", n_workers=workers)
+def _gonogo(store: str, out: str, asked: dict[str, Any], quiet: bool) -> int:
+    engine = engine_of(asked["serial"], asked["workers"], asked["scheduler"])
+    with progress("gonogo", "jobs", quiet) as advance:
+        summary = gonogo_stage(GonogoRequest(store, f"{out}/gonogo"), engine, advance)
+    publish_gonogo(out)
+    if not quiet:
+        say()
+        say_gonogo(summary, gonogo_rows(f"{out}/gonogo"))
+    return DAMAGE_EXIT if summary.jobs_failed else 0
 
 
 def sweep_request(store: str, asked: dict[str, Any]) -> SweepRequest:

@@ -10,6 +10,7 @@ from prefect.client.orchestration import get_client
 from flows.calibrate import MovedError, calibrate
 from flows.replay import replay
 from polykv.errors import InputError
+from polykv.gonogo_stages import gonogo_rows
 from polykv.stages import Engine, SweepRequest, check_sweep, sweep_stage
 from polykv.storage.run import RunDirectory
 
@@ -55,8 +56,8 @@ def test_layers_run_at_once_on_a_cluster(store, tmp_path):
 
 def test_calibrate_says_what_it_skipped_and_leaves_artifacts(store, tmp_path):
     out = tmp_path / "run"
-    summary = calibrate(request_of(store, out), "serial", None, None, True)
-    assert summary.rows_failed == 0
+    summary, judged = calibrate(request_of(store, out), "serial", None, None, True, False)
+    assert (summary.rows_failed, judged) == (0, None)
     run = RunDirectory.open(out)
     assert run.status == "complete"
     assert run.state["sessions"][-1]["capture"] == "skipped: no model"
@@ -65,16 +66,25 @@ def test_calibrate_says_what_it_skipped_and_leaves_artifacts(store, tmp_path):
     assert str(out) in left["polykv-run"]
 
 
+def test_the_go_no_go_is_part_of_a_calibration(store, tmp_path):
+    out = tmp_path / "run"
+    _, judged = calibrate(request_of(store, out), "serial", None, None, True)
+    assert judged.jobs_failed == 0
+    assert {row["stream"] for row in gonogo_rows(out / "gonogo")} == {"key", "value"}
+    assert (out / "gonogo.parquet").read_bytes() == (out / "gonogo/gonogo.parquet").read_bytes()
+    assert "| layer | stream |" in artifacts()["polykv-gonogo"]
+
+
 def test_a_baseline_that_still_holds_lets_the_flow_pass(store, tmp_path):
-    calibrate(request_of(store, tmp_path / "old"), "serial", None, None, True)
-    calibrate(request_of(store, tmp_path / "new"), "serial", None, str(tmp_path / "old"), True)
+    calibrate(request_of(store, tmp_path / "old"), "serial", None, None, True, False)
+    calibrate(request_of(store, tmp_path / "new"), "serial", None, str(tmp_path / "old"), True, False)
     assert "no cell left its interval" in artifacts()["polykv-baseline"]
 
 
 def test_a_cell_worse_than_the_baseline_fails_the_flow_and_is_named(store, tmp_path):
     from tests.tiny_store import write_tiny_store
 
-    calibrate(request_of(store, tmp_path / "old"), "serial", None, None, True)
+    calibrate(request_of(store, tmp_path / "old"), "serial", None, None, True, False)
     coarse = tmp_path / "int8.json"
     coarse.write_text(
         '{"schema_version": "polykv_policy_v1", "name": "int8",'
@@ -84,7 +94,12 @@ def test_a_cell_worse_than_the_baseline_fails_the_flow_and_is_named(store, tmp_p
     other = write_tiny_store(tmp_path / "store")
     with pytest.raises(MovedError, match="worse than"):
         calibrate(
-            request_of(other, tmp_path / "new", policies=(str(coarse),)), "serial", None, str(tmp_path / "old"), True
+            request_of(other, tmp_path / "new", policies=(str(coarse),)),
+            "serial",
+            None,
+            str(tmp_path / "old"),
+            True,
+            False,
         )
     assert "worse" in artifacts()["polykv-baseline"]
 
