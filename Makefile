@@ -44,7 +44,8 @@ test-hf: $(HF_READY) ## the tests that need make hf
 	$(PY) -m pytest -m hf
 
 bench: $(READY) ## print times and sizes; nothing passes or fails
-	@for script in tests/bench/bench_*.py; do echo "== $$script"; PYTHONPATH=. $(PY) $$script || exit 1; done
+	$(PIP_INSTALL) --editable '.[dev,bench]'
+	@for script in tests/bench/bench_*.py; do echo "== $$script"; OPENBLAS_NUM_THREADS=1 OMP_NUM_THREADS=1 PYTHONPATH=. $(PY) $$script || exit 1; done
 
 lint: $(READY) ## style and format
 	$(PY) -m ruff check .

@@ -21,6 +21,7 @@ from polykv.gonogo_stages import GonogoRequest, GonogoSummary, check_gonogo, gon
 
 DAMAGE_EXIT = 3
 POLICY_FILE = "sparse.json"
+SIGNS = {"go": "+", "no-go": "-", "inconclusive": "?"}
 
 gonogo_options = apply(
     click.option("--layers", help="Layers to judge, for example 0,7,14 (default: all)."),
@@ -94,6 +95,9 @@ def say_gonogo(summary: GonogoSummary, rows: list[dict[str, Any]]) -> None:
     columns = ("layer", "head", "stream", "bits/value", "error", "best rival", "its error", "margin", "attention margin", "legacy", "verdict")  # fmt: skip
     say_table("", columns, [_row(row) for row in rows])
     say()
+    for line in heat_map(rows):
+        say(line)
+    say()
     receipt = summary.receipt
     counts = ", ".join(f"{n} {verdict}" for verdict, n in sorted(receipt["verdicts"].items()))
     reason = f" ({receipt['verdict_reason']})" if receipt["verdict_reason"] else ""
@@ -107,6 +111,18 @@ def say_gonogo(summary: GonogoSummary, rows: list[dict[str, Any]]) -> None:
         say(f"failed: {count} jobs: {reason}")
     say(f"wrote {summary.table}")
     say(f"wrote {summary.receipt_file}")
+
+
+def heat_map(rows: list[dict[str, Any]]) -> list[str]:
+    """A line a stream (and head), a sign a layer: the map of a whole model at a glance."""
+    layers = sorted({row["layer"] for row in rows})
+    signs = {(row["stream"], row["kv_head"], row["layer"]): SIGNS.get(row["verdict"], "x") for row in rows}
+    width = max(3, *(len(str(layer)) + 1 for layer in layers))
+    lines = [f"{'layer':12}" + "".join(f"{layer:>{width}}" for layer in layers)]
+    for stream, head in sorted({(row["stream"], row["kv_head"]) for row in rows}):
+        name = stream if head < 0 else f"{stream} {head}"
+        lines.append(f"{name:12}" + "".join(f"{signs.get((stream, head, layer), ' '):>{width}}" for layer in layers))
+    return [*lines, "(+ go, - no-go, ? inconclusive, x failed)"]
 
 
 def _row(row: dict[str, Any]) -> list[str]:

@@ -6,6 +6,7 @@ import duckdb
 import pytest
 
 from polykv.cli import main
+from polykv.cli.gonogo import heat_map
 from tests.tiny_store import write_tiny_store
 
 QUICK = ["--atoms", "24", "--sparsity", "2", "--iterations", "3", "-q"]
@@ -34,6 +35,19 @@ def test_a_row_a_layer_and_stream_with_the_old_rule_beside_the_verdict(judged):
     receipt = json.loads((judged / "gonogo.json").read_text())
     assert receipt["n_failed"] == 0
     assert receipt["verdict"] != "go"
+
+
+def test_the_map_shows_every_layer_and_stream():
+    rows = [
+        {"layer": layer, "kv_head": -1, "stream": stream, "verdict": verdict}
+        for layer, stream, verdict in [(0, "key", "go"), (0, "value", "no-go"), (14, "key", "inconclusive"), (14, "value", None)]
+    ]  # fmt: skip
+    assert heat_map(rows) == [
+        "layer         0 14",
+        "key           +  ?",
+        "value         -  x",
+        "(+ go, - no-go, ? inconclusive, x failed)",
+    ]
 
 
 def test_a_rerun_computes_nothing_and_ends_with_the_same_table(roomy, judged, capsys):
