@@ -78,8 +78,8 @@ class CompressionPolicy:
     def __post_init__(self) -> None:
         if not self.name or not isinstance(self.name, str):
             raise PolicyError("a policy needs a name")
-        if not 0 <= self.seed < _SEED_LIMIT:
-            raise PolicyError(f"policy {self.name!r}: seed is {self.seed}, must be in [0, 2^64)")
+        if isinstance(self.seed, bool) or not isinstance(self.seed, int) or not 0 <= self.seed < _SEED_LIMIT:
+            raise PolicyError(f"policy {self.name!r}: seed is {self.seed!r}, must be a whole number in [0, 2^64)")
         for name in ("sink_tokens", "recent_window"):
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, int) or value < 0:
@@ -91,8 +91,15 @@ class CompressionPolicy:
         _check_candidate_k(self.candidate_k, f"policy {self.name!r}")
         for tier in TIERS:
             _check_tier(getattr(self, tier), tier, self.name)
+        for name in ("cells", "artifacts"):
+            if not isinstance(getattr(self, name), Mapping):
+                raise PolicyError(f"policy {self.name!r}: {name} must be an object, got {getattr(self, name)!r}")
+        for digest, path in self.artifacts.items():
+            if not isinstance(path, str):
+                raise PolicyError(f"policy {self.name!r}: artifacts[{digest!r}] is {path!r}, must be a relative path")
         for key, override in self.cells.items():
             _check_override(key, override, self.name)
+            replace(self, cells={}, **override)
 
     @property
     def has_exact_tokens(self) -> bool:

@@ -134,6 +134,7 @@ def check_sweep(request: SweepRequest, storage_options: dict[str, Any] | None = 
     _check_tiers(store, config)
     for policy, artifacts in loaded:
         _check_codecs(store, policy, artifacts)
+        notes += _policy_notes(store, policy)
     return CheckedSweep(request, store, policies, config, tuple(artifacts for _, artifacts in loaded), tuple(notes))
 
 
@@ -150,6 +151,18 @@ def _check_tiers(store: CaptureStore, config: SweepConfig) -> None:
             f"shared_tokens {config.shared_tokens} must be below the {store.meta.n_tokens} tokens of a passage: "
             "the shell would be empty"
         )
+
+
+def _policy_notes(store: CaptureStore, policy: CompressionPolicy) -> list[str]:
+    """What of a policy this sweep does not use."""
+    notes = []
+    known = {cell.key for cell in store.meta.cells}
+    absent = sorted(set(policy.cells) - known)
+    if absent:
+        notes.append(f"policy {policy.name!r} has {len(absent)} cell(s) that the capture has not, such as {absent[0]}")
+    if policy.candidate_k is not None or any("candidate_k" in cell for cell in policy.cells.values()):
+        notes.append(f"policy {policy.name!r} names candidate_k: a sweep measures --ks and chooses anew")
+    return notes
 
 
 def _check_codecs(store: CaptureStore, policy: CompressionPolicy, artifacts: Artifacts) -> None:

@@ -1,13 +1,14 @@
 """The command line: `polykv COMMAND`. Each command says what it does with --help.
 
 Exit codes: 0 it ran and no requested gate failed; 1 the verdict; 2 bad input or usage;
-3 damaged or incomplete data, or a failed cell; 130 interrupted.
+3 damaged or incomplete data, a failed cell, or a fault of polykv itself; 130 interrupted.
 """
 
 from __future__ import annotations
 
 import difflib
 import sys
+import traceback
 
 import click
 
@@ -15,6 +16,7 @@ from polykv import __version__
 from polykv.errors import PolykvError
 
 INTERRUPTED = 130
+INTERNAL_ERROR = 3
 
 
 class Commands(click.Group):
@@ -83,6 +85,11 @@ def main(argv: list[str] | None = None, command: click.Command = cli) -> int:
         # The reader of our output (head, less) went away: not an error of ours.
         sys.stderr.close()
         return 0
+    except Exception as error:
+        # Not 1, which is a verdict: a fault of ours must not look like a policy that fails.
+        traceback.print_exc()
+        click.echo(f"polykv: internal error, {type(error).__name__}: {error}; please report the lines above", err=True)
+        return INTERNAL_ERROR
     return code if isinstance(code, int) else 0
 
 
