@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -17,7 +17,7 @@ from prefect.settings import (
     temporary_settings,
 )
 
-from polykv.cli import main
+from polykv.cli import INTERRUPTED, INTERRUPTED_TEXT, main
 from polykv.stages import RunFindings
 
 # A cold ephemeral server needs longer than Prefect's 20 s on a busy machine; nothing is reported home.
@@ -49,6 +49,22 @@ def run_command(command: click.Command, argv: list[str] | None = None) -> int:
     """Run a flow's command line: exit codes and one-line errors as everywhere in polykv."""
     with prefect_defaults():
         return main(argv, command)
+
+
+@contextmanager
+def stopping_at_once(run_ends: Callable[[str], None]) -> Iterator[None]:
+    """Ctrl-C inside a flow: end the run as interrupted, and the process with it when there is no server.
+
+    The ephemeral API dies of the same signal, and Prefect would wait two minutes for it.
+    """
+    try:
+        yield
+    except KeyboardInterrupt:
+        if has_server():
+            raise
+        run_ends("interrupted")
+        click.echo(INTERRUPTED_TEXT, err=True)
+        os._exit(INTERRUPTED)
 
 
 def has_server() -> bool:

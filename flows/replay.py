@@ -15,7 +15,7 @@ from prefect.cache_policies import NO_CACHE
 from prefect.task_runners import ThreadPoolTaskRunner
 from prefect.utilities.annotations import quote
 
-from flows.common import leave_artifacts, run_command
+from flows.common import leave_artifacts, run_command, stopping_at_once
 from polykv.cli.console import progress
 from polykv.cli.findings import say_findings
 from polykv.cli.options import engine_of, quiet_option, sweep_options
@@ -40,7 +40,8 @@ LAYERS_AT_ONCE = 8
 @task(name="replay-layer", task_run_name="layer-{layer}", cache_policy=NO_CACHE)
 def replay_layer(layer: int, replay: Replay, session: Session) -> tuple[int, int]:
     """One layer's cells as jobs on the shared session; returns (jobs run, jobs failed)."""
-    done, failed = replay.run_layer(layer, session)
+    with stopping_at_once(replay.end):
+        done, failed = replay.run_layer(layer, session)
     get_run_logger().info("layer %d: %d jobs, %d failed", layer, done, failed)
     return done, failed
 

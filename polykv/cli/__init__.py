@@ -16,6 +16,7 @@ from polykv import __version__
 from polykv.errors import PolykvError
 
 INTERRUPTED = 130
+INTERRUPTED_TEXT = "polykv: interrupted; what is done is kept: run the same command again to go on"
 INTERNAL_ERROR = 3
 
 
@@ -69,8 +70,8 @@ def main(argv: list[str] | None = None, command: click.Command = cli) -> int:
         code = command.main(args=argv, prog_name=None if command is not cli else "polykv", standalone_mode=False)
     except click.exceptions.Exit as done:
         return done.exit_code
-    except click.Abort:
-        click.echo("polykv: interrupted", err=True)
+    except (click.Abort, KeyboardInterrupt):
+        click.echo(INTERRUPTED_TEXT, err=True)
         return INTERRUPTED
     except click.ClickException as error:
         error.show()
@@ -78,9 +79,6 @@ def main(argv: list[str] | None = None, command: click.Command = cli) -> int:
     except PolykvError as error:
         click.echo(f"polykv: {error}", err=True)
         return error.exit_code
-    except KeyboardInterrupt:
-        click.echo("polykv: interrupted; what is done is kept: run the same command again to go on", err=True)
-        return INTERRUPTED
     except BrokenPipeError:
         # The reader of our output (head, less) went away: not an error of ours.
         sys.stderr.close()

@@ -104,6 +104,10 @@ class Replay:
         self._reasons |= _run_jobs(session, part, tally)
         return tally.done, tally.failed
 
+    def end(self, status: str) -> None:
+        """End the run with a status and no tables, for a caller that is about to stop for good."""
+        self._run.finish(status)
+
     def finish(self, engine: Engine) -> ReplaySummary:
         """Write the tables from the parts and note in run.json what was done and where."""
         plan, run = self.plan, self._run
