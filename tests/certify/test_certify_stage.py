@@ -12,13 +12,13 @@ from polykv.certify.means import fit_key_means, means_from_arrays, means_to_arra
 from polykv.certify_stages import (
     CertifyOutcome,
     CertifyRequest,
-    policy_artifacts,
     prepare_certification,
     run_certification,
 )
 from polykv.cli.certify import certify, exit_code, interval_text, parse_limit
 from polykv.errors import InputError, PolicyError, StoreError
 from polykv.policy import CompressionPolicy
+from polykv.policy_files import policy_artifacts
 from polykv.receipts import digest_json
 from polykv.replay.means import key_mean
 from polykv.schemas import CERTIFY
