@@ -13,6 +13,7 @@ from polykv.errors import InputError
 from polykv.gonogo_stages import gonogo_rows
 from polykv.stages import Engine, SweepRequest, check_sweep, sweep_stage
 from polykv.storage.run import RunDirectory
+from tests.tiny_store import write_tiny_store
 
 pytestmark = [
     pytest.mark.slow,
@@ -66,9 +67,10 @@ def test_calibrate_says_what_it_skipped_and_leaves_artifacts(store, tmp_path):
     assert str(out) in left["polykv-run"]
 
 
-def test_the_go_no_go_is_part_of_a_calibration(store, tmp_path):
+def test_the_go_no_go_is_part_of_a_calibration(tmp_path):
     out = tmp_path / "run"
-    _, judged = calibrate(request_of(store, out), "serial", None, None, True)
+    roomy = write_tiny_store(tmp_path / "store", n_tokens=128, layers=(2,))  # more vectors than atoms
+    _, judged = calibrate(request_of(roomy, out), "serial", None, None, True)
     assert judged.jobs_failed == 0
     assert {row["stream"] for row in gonogo_rows(out / "gonogo")} == {"key", "value"}
     assert (out / "gonogo.parquet").read_bytes() == (out / "gonogo/gonogo.parquet").read_bytes()
@@ -82,8 +84,6 @@ def test_a_baseline_that_still_holds_lets_the_flow_pass(store, tmp_path):
 
 
 def test_a_cell_worse_than_the_baseline_fails_the_flow_and_is_named(store, tmp_path):
-    from tests.tiny_store import write_tiny_store
-
     calibrate(request_of(store, tmp_path / "old"), "serial", None, None, True, False)
     coarse = tmp_path / "int8.json"
     coarse.write_text(
