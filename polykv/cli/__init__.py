@@ -34,6 +34,7 @@ class Commands(click.Group):
         "replay": "polykv.cli.sweep:replay",
         "runs": "polykv.cli.runs:runs",
         "show": "polykv.cli.runs:show",
+        "tables": "polykv.cli.tables:tables",
         "verify": "polykv.cli.stores:verify",
     }
 
