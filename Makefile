@@ -47,8 +47,9 @@ bench: $(READY) ## print times and sizes; nothing passes or fails
 	$(PIP_INSTALL) --editable '.[dev,bench]'
 	@for script in tests/bench/bench_*.py; do echo "== $$script"; OPENBLAS_NUM_THREADS=1 OMP_NUM_THREADS=1 PYTHONPATH=. $(PY) $$script || exit 1; done
 
-docs: $(READY) ## write data/docs/tables.md from the declared tables
+docs: $(READY) ## write data/docs/tables.md and the outputs of data/sample.ipynb anew
 	$(PY) -m polykv tables --markdown > data/docs/tables.md
+	PYTHONPATH=. $(PY) tests/tools/notebook.py data/sample.ipynb
 
 lint: $(READY) ## style and format
 	$(PY) -m ruff check .
