@@ -9,8 +9,8 @@ from polykv.errors import InputError
 from polykv.report.cellmaps import Shade, cell_map, legend
 from polykv.report.compare import Movement, movements
 from polykv.report.markup import Html, between, figure, section, table, tag
-from polykv.report.page import ordered_policies, policies_table
 from polykv.report.provenance import identity
+from polykv.report.sections import ordered_policies, policies_table
 from polykv.report.shell import whole_page
 from polykv.report.summary import policy_summaries
 from polykv.report.tables import RunTables
@@ -126,7 +126,7 @@ def _differences(baseline: RunTables, now: RunTables) -> list[Html]:
 
 def _side(word: str, run: RunTables) -> Html:
     summaries = ordered_policies(policy_summaries(run.rows("selection")))
-    return tag("div", tag("h3", f"{word}: {run.run_id}"), policies_table(summaries), table("Identity", ("what", "value"), identity(run), class_="plain"))  # fmt: skip
+    return tag("div", tag("h3", f"{word}: {run.run_id}"), policies_table(summaries, run.rows("selection")), table("Identity", ("what", "value"), identity(run), class_="plain"))  # fmt: skip
 
 
 def _keys(rows: Iterable[Row]) -> set[tuple[str, int, int]]:

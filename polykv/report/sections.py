@@ -1,4 +1,4 @@
-"""The report's tables: policies, worst cells, controls, failures, go/no-go, certification."""
+"""The report's tables: policies, points, cells, controls, failures, and the words it uses."""
 
 from __future__ import annotations
 
@@ -11,6 +11,21 @@ from polykv.report.markup import Html, between, details, figure, join, section, 
 from polykv.report.summary import VERDICTS, PolicySummary
 
 Row = Mapping[str, Any]
+
+_WORDS = (
+    ("cell", "one layer × KV head, judged with all query heads that share it"),
+    ("candidate_k", "how many compressed values a query decodes; full is all it can see"),
+    ("cosine, relative error", "between the attention output with compressed and with exact keys and values"),
+    ("select, confirm", "candidate_k is chosen on the text of select; every verdict stands on that of confirm"),
+    ("interval", "95 %, over passages; with few passages it is wide, and the verdict then inconclusive"),
+    ("pool, shell", "the shared, colder tier of the cache, and each agent's own, hotter one"),
+    ("sinks, window", "the first tokens and the newest ones, which some policies keep exact"),
+)
+
+
+def ordered_policies(summaries: Iterable[PolicySummary]) -> list[PolicySummary]:
+    """Policies by size, smallest first: the order of rows, colours and legends."""
+    return sorted(summaries, key=lambda s: (s.bytes_per_token or float("inf"), s.policy))
 
 
 def policies_table(summaries: Sequence[PolicySummary], selection: Iterable[Row]) -> Html:
@@ -26,7 +41,7 @@ def policies_table(summaries: Sequence[PolicySummary], selection: Iterable[Row])
     )  # fmt: skip
     rows = [
         (
-            s.policy,
+            tag("strong", s.policy),
             _verdict_bar(s),
             f"{s.n_pass} of {s.n_cells}",
             figure(s.bytes_per_token, ".0f"),
@@ -44,9 +59,9 @@ def policies_table(summaries: Sequence[PolicySummary], selection: Iterable[Row])
         "Median candidate_k and decode reduction are over the cells that pass, cosines over all cells, on the split "
         "confirm. Bytes are the codes of one token in one KV head; “window alone” is the cosine that exact sinks and "
         "recent window reach with nothing else attended.",
-        class_="note",
+        class_="quiet small",
     )
-    return join([table("Policies, most passing cells first", columns, rows, range(2, 10)), note])
+    return join([table("The policies, smallest first", columns, rows, range(2, 10)), note])
 
 
 def points_details(found: Sequence[Point]) -> Html:
@@ -70,7 +85,7 @@ def points_details(found: Sequence[Point]) -> Html:
         )
         for p in found
     ]
-    return details("The numbers of this chart", table("All policies and budgets", columns, rows, range(1, 7)))
+    return details("The same as a table", table("All policies and budgets", columns, rows, range(1, 7)))
 
 
 def cells_table(title: str, rows: Iterable[Row]) -> Html:
@@ -134,7 +149,7 @@ def controls_section(controls: Sequence[Row]) -> Html | None:
             ),
         )
         if odd
-        else tag("p", "No control came out otherwise.", class_="note"),
+        else tag("p", "No control came out otherwise.", class_="quiet"),
     )
 
 
@@ -158,6 +173,13 @@ def failures_section(results: Iterable[Row]) -> Html | None:
     )
 
 
+def words_section() -> Html:
+    """What the report's words mean."""
+    return section(
+        "Words", "words", tag("dl", *(join([tag("dt", word), tag("dd", text)]) for word, text in _WORDS), class_="words")
+    )  # fmt: skip
+
+
 def verdict_mark(verdict: str | None) -> Html:
     """A verdict as sign and word."""
     if verdict is None:
@@ -173,12 +195,12 @@ def blocker_words(blockers: Iterable[Row] | None) -> str:
     )
 
 
-
 def _verdict_bar(s: PolicySummary) -> Html:
     counts = [(name, s.verdicts[name]) for name in VERDICTS if s.verdicts.get(name)]
     words = ", ".join(f"{count} {name}" for name, count in counts)
     parts = [
-        tag("span", SIGNS[name], class_=f"v-{name}", style=f"flex:{count}", aria_hidden="true") for name, count in counts
+        tag("span", SIGNS[name], class_=f"v-{name}", style=f"flex:{count}", aria_hidden="true")
+        for name, count in counts
     ]
     return tag("span", *parts, class_="bar", role="img", aria_label=words, title=words)
 

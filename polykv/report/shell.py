@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from importlib import resources
 
+from polykv import __version__
 from polykv.report.markup import Html, join, tag
 
 # Scripts and styles stand in the file itself; anything else is refused by the browser.
@@ -28,7 +29,8 @@ def whole_page(title: str, parts: Iterable[Html | None]) -> str:
         tag("a", "Skip to the findings", href="#main", class_="skip"),
         tag("button", "Dark", id="theme", type="button", hidden=True),
         tag("main", join(parts, "\n"), id="main"),
-        tag("div", id="tip", role="status", hidden=True),
+        tag("footer", f"polykv {__version__}. This file is complete: it loads nothing from anywhere."),
+        tag("div", id="tip", role="tooltip", hidden=True),
         tag("script", script),
     )
     return f"<!DOCTYPE html>\n{tag('html', head, body, lang='en')}\n"
