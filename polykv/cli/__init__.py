@@ -30,6 +30,7 @@ class Commands(click.Group):
         "gonogo": "polykv.cli.gonogo:gonogo",
         "inspect": "polykv.cli.stores:inspect",
         "receipt": "polykv.cli.receipt:receipt",
+        "report": "polykv.cli.report:report",
         "replay": "polykv.cli.sweep:replay",
         "show": "polykv.cli.runs:show",
         "verify": "polykv.cli.stores:verify",

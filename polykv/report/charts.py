@@ -76,10 +76,19 @@ def percent_ticks(axes: Any) -> None:
     """A logarithmic error axis in percent, from `ERROR_FLOOR` up."""
     low, high = axes.get_ylim()
     axes.set_ylim(max(low, ERROR_FLOOR / 1.4), high * 1.1)
-    low, high = axes.get_ylim()
-    ticks = [10.0**power for power in range(-6, 4) if low <= 10.0**power <= high]
+    ticks = round_steps(*axes.get_ylim())
     axes.set_yticks(ticks, [f"{100 * tick:g} %" for tick in ticks])
     axes.yaxis.minorticks_off()
+
+
+def round_steps(low: float, high: float) -> list[float]:
+    """At least three round numbers in [low, high] for a logarithmic axis, as coarse as that allows."""
+    for bases in ((1,), (1, 2, 5), (1, 2, 3, 4, 5, 6, 8)):
+        found = [base * 10.0**power for power in range(-6, 6) for base in bases]
+        found = [step for step in found if low <= step <= high]
+        if len(found) >= 3:
+            break
+    return found
 
 
 def _policy(
@@ -111,8 +120,7 @@ def _round_ticks(axes: Any, values: Sequence[float], spec: str) -> None:
     if not values:
         return
     low, high = min(values) / 1.15, max(values) * 1.15
-    steps = [base * 10.0**power for power in range(-2, 5) for base in (1, 2, 5)]
-    ticks = [step for step in steps if low <= step <= high] or [values[0]]
+    ticks = round_steps(low, high) or [values[0]]
     axes.set_xlim(low, high)
     axes.set_xticks(ticks, [spec.format(tick) for tick in ticks])
     axes.minorticks_off()
