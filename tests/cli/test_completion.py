@@ -18,7 +18,7 @@ def completed(line):
 
 
 def test_commands_complete_without_being_loaded():
-    assert completed("polykv re") == [("plain", "receipt"), ("plain", "replay")]
+    assert completed("polykv repl") == [("plain", "replay")]
     code = (
         "import sys; from click.shell_completion import ShellComplete; from polykv.cli import cli; "
         "ShellComplete(cli, {}, 'polykv', 'X').get_completions([], 're'); "
