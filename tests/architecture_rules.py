@@ -81,6 +81,7 @@ ONLY_IN = {
     "zarr": {"storage"},
     "pyarrow": {"storage"},
     "fsspec": {"storage", "capture"},
+    "duckdb": {"storage"},
     "matplotlib": {"report"},
     "dask": {"execution"},
     "distributed": {"execution"},
