@@ -195,6 +195,7 @@ def test_a_mistake_is_told_in_words_and_exits_with_2_or_3(capsys, store, tmp_pat
         "certify",
         "gonogo",
         "inspect",
+        "policy",
         "query",
         "receipt",
         "replay",
