@@ -152,6 +152,9 @@ class CompressionPolicy:
         version = found.pop("schema_version", None)
         if version != POLICY_SCHEMA:
             raise PolicyError(f"policy schema_version is {version!r}, this release reads {POLICY_SCHEMA!r}")
+        evidence = found.pop("evidence", None)  # what an exported policy rests on; no part of what it is
+        if evidence is not None and not (isinstance(evidence, Mapping) and isinstance(evidence.get("cells"), Mapping)):
+            raise PolicyError("a policy's evidence must be an object with the object 'cells'")
         known = {f.name for f in fields(cls)}
         unknown = sorted(set(found) - known)
         if unknown:

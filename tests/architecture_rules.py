@@ -32,6 +32,7 @@ STAGES = EXECUTION | CERTIFY | {"policy_files", "search", "report", "stages", "c
 CERTIFY_STAGES = CERTIFY | {"storage", "policy_files", "certify_stages"}
 LISTING_STAGES = BASE | {"storage", "stages", "listing_stages"}
 RECEIPT_STAGES = REPLAY | {"storage", "receipt_stages"}
+POLICY_STAGES = REPLAY | {"storage", "policy_stages"}
 REPORT_STAGES = POLICY | {"storage", "report", "report_stages"}
 
 # room -> the rooms it may import; a file beside the rooms is a room of its own
@@ -55,6 +56,7 @@ MAY_IMPORT = {
     "policy_files": POLICY_FILES,
     "gonogo_stages": GONOGO_STAGES,
     "report_stages": REPORT_STAGES,
+    "policy_stages": POLICY_STAGES,
     "cli": BASE
     | {
         "stages",
@@ -63,6 +65,7 @@ MAY_IMPORT = {
         "gonogo_stages",
         "report_stages",
         "listing_stages",
+        "policy_stages",
         "storage",
         "policy",
         "cli",
@@ -81,6 +84,7 @@ ONLY_IN = {
     "zarr": {"storage"},
     "pyarrow": {"storage"},
     "fsspec": {"storage", "capture"},
+    "duckdb": {"storage"},
     "matplotlib": {"report"},
     "dask": {"execution"},
     "distributed": {"execution"},

@@ -31,6 +31,8 @@ class Commands(click.Group):
         "gonogo": "polykv.cli.gonogo:gonogo",
         "inspect": "polykv.cli.stores:inspect",
         "receipt": "polykv.cli.receipt:receipt",
+        "policy": "polykv.cli.policy:policy",
+        "query": "polykv.cli.query:query",
         "report": "polykv.cli.report:report",
         "replay": "polykv.cli.sweep:replay",
         "runs": "polykv.cli.runs:runs",

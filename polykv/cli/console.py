@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -37,8 +38,9 @@ def say_json(value: Any) -> None:
 
 
 def say_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-    """A table for people; numbers to the right."""
-    console = Console(file=sys.stdout, width=None if sys.stdout.isatty() else 160, highlight=False)
+    """A table for people; numbers to the right. Never cut: a terminal that is too narrow breaks the lines."""
+    lengths = [max(map(len, texts)) for texts in zip(columns, *rows, strict=True)]
+    console = Console(file=sys.stdout, width=max(160, sum(lengths) + 2 * len(lengths)), highlight=False, soft_wrap=True)
     table = Table(title=title or None, title_justify="left", box=None, pad_edge=False, header_style="bold")
     for index, column in enumerate(columns):
         numeric = all(_is_number(row[index]) for row in rows) if rows else False
@@ -110,4 +112,4 @@ def size(n_bytes: float) -> str:
 
 
 def _is_number(text: str) -> bool:
-    return text == "–" or text.rstrip("×%BkM ").replace(".", "", 1).replace("-", "", 1).replace(",", "").isdigit()
+    return text == "–" or re.fullmatch(r"[-+]?[\d,]*\.?\d+(e[-+]?\d+)? ?(×|%|[kMG]?B|[kM])?", text) is not None
