@@ -10,6 +10,7 @@ from typing import Any
 
 import click
 from prefect.artifacts import create_link_artifact, create_markdown_artifact
+from prefect.server.api.server import SubprocessASGIServer
 from prefect.settings import (
     PREFECT_API_URL,
     PREFECT_SERVER_ANALYTICS_ENABLED,
@@ -55,7 +56,8 @@ def run_command(command: click.Command, argv: list[str] | None = None) -> int:
 def stopping_at_once(run_ends: Callable[[str], None]) -> Iterator[None]:
     """Ctrl-C inside a flow: end the run as interrupted, and the process with it when there is no server.
 
-    The ephemeral API dies of the same signal, and Prefect would wait two minutes for it.
+    The ephemeral API dies of the same signal, and Prefect would wait two minutes for it. A signal
+    to this process alone leaves the API running: it is stopped, for nothing else would.
     """
     try:
         yield
@@ -63,6 +65,7 @@ def stopping_at_once(run_ends: Callable[[str], None]) -> Iterator[None]:
         if has_server():
             raise
         run_ends("interrupted")
+        SubprocessASGIServer().stop()  # one object a process: the one that Prefect started
         click.echo(INTERRUPTED_TEXT, err=True)
         os._exit(INTERRUPTED)
 

@@ -15,6 +15,7 @@ pool's codecs take the policy's seed, the shell's that seed + 10,000 (seed docum
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
@@ -32,6 +33,8 @@ POLICY_SCHEMA = "polykv_policy_v1"
 CENTERINGS = ("off", "calibrate_mean")
 SHELL_SEED_OFFSET = 10_000
 _SEED_LIMIT = 2**64
+# as `Cell.key` spells it: with a leading zero an override would never be found
+_CELL_KEY = re.compile("(0|[1-9][0-9]*)/(0|[1-9][0-9]*)")
 _CELL_FIELDS = ("sink_tokens", "recent_window", "center_keys", "pool", "shell", "candidate_k")
 
 _FIB_REFERENCE = {"id": "fib_k4_n32", "query_mode": "gram", "zero_vectors": "refuse"}
@@ -76,8 +79,10 @@ class CompressionPolicy:
     artifacts: Mapping[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        if not self.name or not isinstance(self.name, str):
+        if not isinstance(self.name, str) or not self.name.strip():
             raise PolicyError("a policy needs a name")
+        if not self.name.isprintable():
+            raise PolicyError(f"policy name {self.name!r} has characters that cannot be printed")
         if isinstance(self.seed, bool) or not isinstance(self.seed, int) or not 0 <= self.seed < _SEED_LIMIT:
             raise PolicyError(f"policy {self.name!r}: seed is {self.seed!r}, must be a whole number in [0, 2^64)")
         for name in ("sink_tokens", "recent_window"):
@@ -161,6 +166,9 @@ class CompressionPolicy:
             raise PolicyError(f"a policy has no field {unknown[0]!r}; it has {', '.join(sorted(known))}")
         if "name" not in found:
             raise PolicyError("a policy needs a name")
+        for tier in TIERS:
+            if tier not in found:
+                raise PolicyError(f"policy {found['name']!r} names no codecs for its {tier}: nothing is guessed")
         return cls(**found)
 
     def digest(self) -> str:
@@ -265,8 +273,7 @@ def _check_tier(tier: Any, name: str, policy: str) -> None:
 
 
 def _check_override(key: str, override: Any, policy: str) -> None:
-    layer, _, head = key.partition("/")
-    if not (layer.isdigit() and head.isdigit()):
+    if not _CELL_KEY.fullmatch(key):
         raise PolicyError(f'policy {policy!r}: cells has the key {key!r}; keys are "layer/kv_head", for example "11/2"')
     if not isinstance(override, Mapping):
         raise PolicyError(f"policy {policy!r}: cells[{key!r}] must be an object, got {type(override).__name__}")

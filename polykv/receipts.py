@@ -56,7 +56,7 @@ def pretty_json(value: Any) -> str:
 
 
 def parse_json(text: str | bytes, what: str = "JSON") -> Any:
-    """Parse strictly: NaN, Infinity and repeated keys are refused, with the text's name."""
+    """Parse strictly: NaN, Infinity, repeated keys and text that is no Unicode are refused, with the text's name."""
 
     def constant(name: str) -> None:
         raise NonFiniteError(f"{what} contains {name}: only finite numbers are allowed")
@@ -70,11 +70,16 @@ def parse_json(text: str | bytes, what: str = "JSON") -> Any:
         return found
 
     try:
-        return json.loads(text, parse_constant=constant, object_pairs_hook=pairs)
+        # json.loads would let lone surrogates through, which no table and no terminal can hold
+        plain = text if isinstance(text, str) else text.decode(json.detect_encoding(text))
+        parsed = json.loads(plain, parse_constant=constant, object_pairs_hook=pairs)
+        if "\\u" in plain:
+            json.dumps(parsed, ensure_ascii=False).encode()
+        return parsed
     except PolykvError:
         raise
     except (ValueError, RecursionError) as error:
-        # ValueError: bad syntax, bad UTF-8, and integers of more digits than Python converts
+        # ValueError: bad syntax, bad UTF-8, lone surrogates, and integers of more digits than Python converts
         raise InputError(f"{what} is not valid JSON: {error}") from error
 
 

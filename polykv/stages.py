@@ -23,7 +23,7 @@ from polykv.execution.plan import replay_config
 from polykv.execution.sweep import OnProgress, Replay, ReplaySummary
 from polykv.policy import CompressionPolicy
 from polykv.policy_files import Artifacts, load_policy
-from polykv.replay.config import DEFAULT_GATES, PERFECT, Gate, SweepConfig, normalise_candidate_ks
+from polykv.replay.config import DEFAULT_GATES, NEEDS_LOGITS, PERFECT, Gate, SweepConfig, normalise_candidate_ks
 from polykv.report.compare import Movement, movements
 from polykv.report.summary import PolicySummary, control_lines, headline, policy_summaries
 from polykv.schemas import CONTROLS, SELECTION
@@ -131,6 +131,7 @@ def check_sweep(request: SweepRequest, storage_options: dict[str, Any] | None = 
     gates = tuple(parse_gate(text) for text in request.gates) or DEFAULT_GATES
     config = SweepConfig(ks, request.shared_tokens, gates, request.seed)
     _check_splits(store)
+    _check_gates(store, config)
     _check_tiers(store, config)
     for policy, artifacts in loaded:
         _check_codecs(store, policy, artifacts)
@@ -143,6 +144,16 @@ def _check_splits(store: CaptureStore) -> None:
     for split, why in needed.items():
         if not store.meta.passages(split):
             raise InputError(f"{store.url} has no passage of split {split!r}, needed {why}; capture more passages")
+
+
+def _check_gates(store: CaptureStore, config: SweepConfig) -> None:
+    """A gate on what the capture cannot show would fail every cell without a word about compression."""
+    asked = [gate.metric for gate in config.gates if gate.metric in NEEDS_LOGITS]
+    if asked and not store.meta.n_labels:
+        raise InputError(
+            f"gate on {asked[0]}: {store.url} holds no logits ({store.meta.logits_reason}); "
+            "capture with --labels, or gate another metric"
+        )
 
 
 def _check_tiers(store: CaptureStore, config: SweepConfig) -> None:

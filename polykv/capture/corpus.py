@@ -66,6 +66,8 @@ def split_source(source: str) -> tuple[str | None, str]:
 
 
 def _matching_files(pattern: str) -> list[Path]:
+    if not pattern:
+        raise InputError("corpus source '' names no file")
     path = Path(pattern)
     if path.is_file():
         return [path.resolve()]

@@ -115,4 +115,4 @@ def engine_of(serial: bool, workers: int | None, scheduler: str | None) -> Engin
         raise InputError("--serial, --workers and --scheduler exclude each other; give one")
     if serial:
         return Engine("serial")
-    return Engine.parse(scheduler) if scheduler else Engine("local", n_workers=workers)
+    return Engine.parse(scheduler) if scheduler is not None else Engine("local", n_workers=workers)

@@ -18,7 +18,7 @@ def inspect(store: str, as_json: bool) -> None:
     """Say what a capture STORE (a path or fsspec URL) holds, without reading its vectors.
 
     \b
-    polykv inspect data/smollm2-sample.zarr
+    polykv inspect data/smollm2-sample
     polykv inspect s3://bucket/captures/llama --json
     """
     found = CaptureStore.open(store).inspect()
@@ -36,7 +36,7 @@ def verify(store: str, as_json: bool, quiet: bool) -> None:
     """Read every slab of a capture STORE and check it against the seal; exit code 3 when one is damaged.
 
     \b
-    polykv verify data/smollm2-sample.zarr
+    polykv verify data/smollm2-sample
     """
     opened = CaptureStore.open(store)
     with progress("verify", "slabs", quiet or as_json) as advance:

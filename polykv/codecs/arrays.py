@@ -17,6 +17,7 @@ from polykv.errors import CodecError, DimensionMismatch, InputError, NonFiniteEr
 ROWS_PER_CHUNK = 1024
 _TILE_ROWS, _TILE_QUERIES = 64, 8
 _F16_TOLERANCE = 2.0**-6
+_MOST = 2**63 - 1  # counts meet 64-bit array arithmetic
 
 
 def row_chunks(n_rows: int) -> Iterator[slice]:
@@ -61,6 +62,8 @@ def check_at_least(codec_id: str, name: str, value: int, least: int) -> None:
     """Raise CodecError unless `value` is an integer ≥ `least`."""
     if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or value < least:
         raise CodecError(f"{codec_id}: {name} is {value!r}, must be an integer of at least {least}")
+    if value > _MOST:
+        raise CodecError(f"{codec_id}: {name} is {value!r}, beyond {_MOST}")
 
 
 def rows_times(rows: np.ndarray, matrix: np.ndarray) -> np.ndarray:

@@ -11,6 +11,7 @@ import numpy as np
 from polykv.errors import InputError
 
 FULL = "full"
+MAX_CANDIDATE_K = 2**63 - 1  # the results table counts in 64 bits
 
 # Gateable metrics, with the value a perfect replay reaches; intervals are taken of the
 # distance to it.
@@ -27,6 +28,9 @@ PERFECT = {
     "codec_relative_error_mean": 0.0,
     "label_kl_mean": 0.0,
 }
+
+# Gateable metrics that are null where the capture holds no logits.
+NEEDS_LOGITS = ("label_kl_mean",)
 
 
 @dataclass(frozen=True)
@@ -89,9 +93,15 @@ class SweepConfig:
             raise InputError(f"candidate_ks must ascend without repeats, got {list(self.candidate_ks)}")
         if self.shared_tokens is not None and self.shared_tokens < 1:
             raise InputError(f"shared_tokens is {self.shared_tokens}, must be at least 1")
+        if self.candidate_ks[-1] > MAX_CANDIDATE_K:
+            raise InputError(f'candidate_k {self.candidate_ks[-1]} is beyond {MAX_CANDIDATE_K}; "full" is all there is')
+        if isinstance(self.seed, bool) or not isinstance(self.seed, int) or self.seed < 0:
+            raise InputError(f"seed is {self.seed!r}, must be a whole number ≥ 0")
         unknown = [gate.metric for gate in self.gates if gate.metric not in PERFECT]
         if unknown:
             raise InputError(f"no gate can be set on {unknown[0]!r}; gateable: {', '.join(PERFECT)}")
+        for gate in self.gates:
+            _check_direction(gate)
         if not self.gates:
             raise InputError("gates must not be empty: a sweep without a gate has no verdict")
 
@@ -113,6 +123,16 @@ class SweepConfig:
         found["candidate_ks"] = tuple(found["candidate_ks"])
         found["gates"] = tuple(Gate(**gate) for gate in found["gates"])
         return cls(**found)
+
+
+def _check_direction(gate: Gate) -> None:
+    """A gate that a perfect replay fails can only be a slip of the sign."""
+    if not gate.meets(PERFECT[gate.metric]):
+        sign = {"min": ">=", "max": "<="}[gate.direction]
+        raise InputError(
+            f"gate {gate.metric}{sign}{gate.limit:g} refuses even a perfect replay, whose value is "
+            f"{PERFECT[gate.metric]:g}: check sign and limit"
+        )
 
 
 def normalise_candidate_ks(asked: Sequence[int | str], n_tokens: int) -> tuple[tuple[int, ...], list[str]]:

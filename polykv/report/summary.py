@@ -73,23 +73,34 @@ def headline(summaries: list[PolicySummary], model_id: str) -> str:
 
 
 def control_lines(controls: Iterable[dict[str, Any]]) -> list[str]:
-    """One line a control: in how many cells it came out as it must."""
-    groups: dict[str, list[bool]] = {}
+    """One line a control: in how many of the cells where it was measured it came out as it must."""
+    groups: dict[str, list[bool | None]] = {}
     for row in controls:
-        groups.setdefault(row["control"], []).append(bool(row["as_expected"]))
-    return [
-        f"{name}: {'passes' if name == 'exact' else 'fails, as it must,'} in {sum(held)} of {len(held)} cells × splits"
-        for name, held in groups.items()
-    ]
+        groups.setdefault(row["control"], []).append(bool(row["as_expected"]) if row["status"] == "ok" else None)
+    return [_control_line(name, found) for name, found in groups.items()]
+
+
+def _control_line(name: str, found: list[bool | None]) -> str:
+    held = [value for value in found if value is not None]
+    lost = len(found) - len(held)
+    if not held:
+        return f"{name}: could not be measured in any of {lost} cells × splits"
+    unmeasured = f"; {lost} could not be measured" if lost else ""
+    outcome = "passes" if name == "exact" else "fails, as it must,"
+    return f"{name}: {outcome} in {sum(held)} of {len(held)} cells × splits{unmeasured}"
 
 
 def _clause(s: PolicySummary) -> str:
     size = f" in {100 / s.ratio_to_float16:.0f} % of float16's bytes" if s.ratio_to_float16 else ""
+    lost = s.verdicts.get("failed", 0)
+    if lost == s.n_cells:
+        return f"{s.policy} could not be measured"
+    unmeasured = f" ({lost} could not be measured)" if lost else ""
     if s.n_pass == 0:
-        return f"{s.policy} holds none of them{size}"
+        return f"{s.policy} holds none of them{unmeasured}{size}"
     saved = f", decoding 1 value in {s.decode_reduction:.1f}" if (s.decode_reduction or 0.0) >= 1.05 else ""
     count = "all" if s.n_pass == s.n_cells else f"{s.n_pass} of them"
-    return f"{s.policy} holds {count}{size}{saved}"
+    return f"{s.policy} holds {count}{unmeasured}{size}{saved}"
 
 
 def _summary(policy: str, rows: list[dict[str, Any]]) -> PolicySummary:

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from filelock import FileLock, Timeout
 
-from polykv.errors import RunLockedError
+from polykv.errors import RunLockedError, StoreError
 from polykv.receipts import pretty_json
 from polykv.storage.atomic import write_bytes
 
@@ -25,7 +25,7 @@ class RunLock:
     """The lock of one run directory; held from construction to `release`."""
 
     def __init__(self, folder: Path) -> None:
-        """Take the lock at once. Raises RunLockedError naming process and host that hold it."""
+        """Take the lock at once. Raises RunLockedError naming process and host that hold it, StoreError where nothing can be written."""
         self._owner = folder / OWNER_NAME
         self._lock = FileLock(folder / LOCK_NAME)
         try:
@@ -34,6 +34,11 @@ class RunLock:
             raise RunLockedError(
                 f"{folder}: {_describe(self._owner)} is writing this run directory; "
                 "wait until it ends, or choose another run directory"
+            ) from error
+        except OSError as error:
+            raise StoreError(
+                f"{folder} cannot be written ({error.strerror}): its lock cannot be taken; "
+                "make it writable, or choose another run directory"
             ) from error
         try:
             owner = {"pid": os.getpid(), "host": socket.gethostname()}

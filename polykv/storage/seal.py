@@ -77,6 +77,8 @@ def read_seal(location: Location) -> Seal:
 
 
 def _checked(body: object, what: str) -> Seal:
+    if not isinstance(body, dict):
+        raise DamagedStoreError(f"{what} is damaged: it holds a {type(body).__name__}, not an object")
     try:
         seal = Seal(body["meta_digest"], {n: tuple(d) for n, d in body["slabs"].items()}, body["n_unique_labels"])
         written = body["digest"]

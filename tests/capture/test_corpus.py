@@ -81,6 +81,10 @@ def _nan_field(folder):
     (folder / "x.jsonl").write_text('{"text": "one", "score": NaN}\n')
 
 
+def _half_a_character(folder):
+    (folder / "x.jsonl").write_text('{"text": "one \\ud800 two"}\n')
+
+
 @pytest.mark.parametrize(
     ("prepare", "sources", "error", "told"),
     [
@@ -88,6 +92,8 @@ def _nan_field(folder):
         (None, ["."], InputError, "is a directory; write ./\\*.txt"),
         (None, ["calibrate:a.txt", "b.txt"], InputError, "write split:path for all or for none"),
         (None, ["calibrate:"], InputError, "names a split but no file"),
+        (None, [""], InputError, "names no file"),
+        (_half_a_character, ["x.jsonl"], InputError, "x.jsonl line 1 is not valid JSON: .*surrogates"),
         (_bad_utf8, ["x.txt"], InputError, "x.txt is not UTF-8 text: byte 2 is 0xff"),
         (_bad_json, ["x.jsonl"], InputError, "x.jsonl line 2 is not valid JSON"),
         (_no_field, ["x.jsonl"], InputError, "line 1: no text in field 'text' \\(it has body\\)"),

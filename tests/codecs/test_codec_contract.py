@@ -224,6 +224,7 @@ def test_float16_scale_overflow_falls_back_to_float32_and_is_counted():
         {"id": "uniform", "mode": "Symmetric"},
         {"id": "uniform", "axis": "token"},
         {"id": "uniform", "group_tokens": 0},
+        {"id": "uniform", "group_tokens": 2**63},
         {"id": "uniform", "scale_dtype": "bfloat16"},
         {"id": "fib_k4_n32", "block_dim": 8},
         {"id": "fib_k4_n32", "training_samples": 31},

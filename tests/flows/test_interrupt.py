@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import suppress
 
 import pytest
 
@@ -14,9 +15,10 @@ from tests.tiny_store import write_tiny_store
 pytestmark = pytest.mark.slow
 
 
+@pytest.mark.parametrize("tell", [os.killpg, os.kill], ids=["terminal", "process-alone"])
 @pytest.mark.parametrize("module", [["polykv", "replay"], ["flows.replay"]], ids=["command", "flow"])
 @pytest.mark.parametrize("engine", [["--serial"], ["--workers", "2"]], ids=["serial", "local"])
-def test_ctrl_c_keeps_what_is_done(module, engine, tmp_path):
+def test_ctrl_c_keeps_what_is_done(module, engine, tell, tmp_path):
     store = write_tiny_store(tmp_path / "store", layers=tuple(range(24)))
     run = tmp_path / "run"
     environment = {name: value for name, value in os.environ.items() if name != "PREFECT_API_URL"}
@@ -30,10 +32,10 @@ def test_ctrl_c_keeps_what_is_done(module, engine, tmp_path):
             assert process.poll() is None, process.stderr.read()
             assert time.monotonic() < end
             time.sleep(0.05)
-        os.killpg(process.pid, signal.SIGINT)
-        _, said = process.communicate(timeout=60)
+        tell(process.pid, signal.SIGINT)
+        _, said = process.communicate(timeout=60)  # ends when the last process that holds stderr does
     finally:
-        if process.poll() is None:
+        with suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
     assert process.returncode == 130, said
     assert "run the same command again" in said

@@ -65,7 +65,7 @@ def test_an_override_is_held_to_the_same_rules(name, value):
         Policy("x", cells={"0/1": {name: value}})
 
 
-@pytest.mark.parametrize("key", ["", "1", "a/b", "1/", "-1/0", "1/0/2"])
+@pytest.mark.parametrize("key", ["", "1", "a/b", "1/", "-1/0", "1/0/2", "01/0", "1/00", "²/0"])
 def test_a_cell_has_a_layer_and_a_head(key):
     with pytest.raises(PolicyError, match="layer/kv_head"):
         Policy("x", cells={key: {"candidate_k": 4}})
@@ -85,6 +85,11 @@ def test_what_a_cell_cannot_override_is_named(field):
         {"schema_version": POLICY_SCHEMA},
         {"schema_version": "polykv_policy_v2", "name": "x"},
         {"schema_version": POLICY_SCHEMA, "name": "x", "colour": 1},
+        {"schema_version": POLICY_SCHEMA, "name": "x"},
+        {k: v for k, v in Policy.int8().to_dict().items() if k != "pool"},
+        {k: v for k, v in Policy.int8().to_dict().items() if k != "shell"},
+        Policy.int8().to_dict() | {"name": " "},
+        Policy.int8().to_dict() | {"name": "a\nb"},
     ],
 )
 def test_what_is_no_policy_is_refused(raw):

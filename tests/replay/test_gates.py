@@ -93,3 +93,19 @@ def test_a_config_survives_json_and_refuses_what_it_does_not_know():
         SweepConfig((8,), gates=(Gate("ppl", "max", 1.0),))
     with pytest.raises(InputError, match="shared_tokens is 0"):
         SweepConfig((8,), shared_tokens=0)
+
+
+@pytest.mark.parametrize(
+    ("metric", "direction", "limit"),
+    [("output_cosine_mean", "max", 0.9), ("output_cosine_mean", "min", 1.001), ("attention_kl_mean", "min", 0.1)],
+)
+def test_a_gate_that_a_perfect_replay_fails_is_refused(metric, direction, limit):
+    with pytest.raises(InputError, match=f"gate {metric}.*even a perfect replay"):
+        SweepConfig((8,), gates=(Gate(metric, direction, limit),))
+    SweepConfig((8,), gates=(Gate("output_cosine_mean", "min", 1.0), Gate("attention_kl_mean", "max", 0.0)))
+
+
+@pytest.mark.parametrize("seed", [-1, True, 1.0])
+def test_a_seed_is_a_whole_number_from_0(seed):
+    with pytest.raises(InputError, match="seed is"):
+        SweepConfig((8,), seed=seed)

@@ -204,7 +204,7 @@ def test_the_smallest_budget_that_passes_on_select_is_judged_on_confirm():
 
 
 def test_when_none_passes_the_choice_is_null_and_the_largest_is_shown():
-    rows, controls = swept(Policy.exact(), gates=(Gate("output_cosine_mean", "min", 1.5),))
+    rows, controls = swept(Policy.int8(), gates=(Gate("output_cosine_mean", "min", 1.0),))
     (chosen,) = selection_rows(rows, controls)
     assert chosen["candidate_k"] is None
     assert chosen["shown_candidate_k"] == 24

@@ -209,7 +209,7 @@ ROOT_FILES = {
     "no seal": (lambda p: p.put("seal.json", None), UnsealedStoreError, "no seal.json: its capture never finished"),
     "empty seal": (lambda p: p.put("seal.json", b""), DamagedStoreError, r"seal.json is damaged \(0 bytes\)"),
     "cut seal": (lambda p: p.put("seal.json", p.read("seal.json")[:-50]), DamagedStoreError, "not valid JSON"),
-    "seal of lists": (lambda p: p.put("seal.json", b"[]"), DamagedStoreError, "seal.json is damaged"),
+    "seal of lists": (lambda p: p.put("seal.json", b"[]"), DamagedStoreError, "it holds a list, not an object"),
     "seal without slabs": (
         lambda p: p.edit_json("seal.json", lambda b: b.pop("slabs")),
         DamagedStoreError,

@@ -105,6 +105,14 @@ def test_a_second_writer_is_refused_and_readers_are_not(tmp_path):
         reader.record("x", 1)
 
 
+def test_a_lock_that_cannot_be_taken_is_a_named_error(tmp_path):
+    RunDirectory.create_or_resume(tmp_path, CONFIG).finish("complete")
+    (tmp_path / ".lock").unlink()
+    (tmp_path / ".lock").mkdir()  # what no one can open for writing, not even root
+    with pytest.raises(StoreError, match="cannot be written .*choose another run directory"):
+        RunDirectory.create_or_resume(tmp_path, CONFIG)
+
+
 HOLD = """
 import sys
 from polykv.storage.run import RunDirectory
