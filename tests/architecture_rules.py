@@ -30,6 +30,7 @@ POLICY_FILES = POLICY | {"storage", "policy_files"}
 GONOGO_STAGES = EXECUTION | {"gonogo_stages"}
 STAGES = EXECUTION | CERTIFY | {"policy_files", "search", "report", "stages", "certify_stages"}
 CERTIFY_STAGES = CERTIFY | {"storage", "policy_files", "certify_stages"}
+CALIBRATED_STAGES = CERTIFY_STAGES | {"calibrated_stages"}
 RECEIPT_STAGES = REPLAY | {"storage", "receipt_stages"}
 
 # room -> the rooms it may import; a file beside the rooms is a room of its own
@@ -49,13 +50,15 @@ MAY_IMPORT = {
     "stages": STAGES,
     "receipt_stages": RECEIPT_STAGES,
     "certify_stages": CERTIFY_STAGES,
+    "calibrated_stages": CALIBRATED_STAGES,
     "policy_files": POLICY_FILES,
     "gonogo_stages": GONOGO_STAGES,
-    "cli": BASE | {"stages", "receipt_stages", "certify_stages", "gonogo_stages", "storage", "policy", "cli"},
+    "cli": BASE
+    | {"stages", "receipt_stages", "certify_stages", "calibrated_stages", "gonogo_stages", "storage", "policy", "cli"},
     "__main__": {"cli"},
     "__init__": STAGES - {"stages"},
     # a flow takes the same options and shows the same progress as the command of its name
-    "flows": BASE | {"stages", "certify_stages", "gonogo_stages", "cli", "flows"},
+    "flows": BASE | {"stages", "certify_stages", "calibrated_stages", "gonogo_stages", "cli", "flows"},
 }
 
 NUMERIC = BASE | {"codecs", "policy", "pool", "replay", "calibration"}
