@@ -10,7 +10,6 @@ whole and certified elsewhere: `polykv certify --policy RUN/two_tier.policy.json
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -29,6 +28,7 @@ from polykv.certify_stages import (
 )
 from polykv.errors import InputError
 from polykv.policy import CompressionPolicy
+from polykv.policy_files import policy_file_name
 from polykv.schemas import CERTIFY, SELECTION
 from polykv.storage import CaptureStore
 from polykv.storage.artifacts import save_artifact
@@ -84,7 +84,7 @@ def write_found_policies(out: str | Path, store: CaptureStore, policies: Sequenc
             save_artifact(run.artifacts, candidate.artifacts(digest))
         if candidate.means:
             digests.append(save_artifact(run.artifacts, means_to_arrays(candidate.means)))
-        path = run.path / f"{re.sub(r'[^A-Za-z0-9._-]+', '_', policy.name)}.policy.json"
+        path = run.path / policy_file_name(policy)
         if path in written:
             raise InputError(f"policy {policy.name!r} would be written to {path.name}, as another one is: rename it")
         replace(policy, artifacts={digest: f"artifacts/{digest}.npz" for digest in digests}).save(path)
