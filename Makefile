@@ -19,7 +19,7 @@ export PREFECT_SERVER_EPHEMERAL_STARTUP_TIMEOUT_SECONDS := 120
 PIP_INSTALL := $(PY) -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-slow test-all hf test-hf bench lint clean
+.PHONY: help setup demo test test-slow test-all hf test-hf bench picture docs lint clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-9s %s\n", $$1, $$2}' Makefile
@@ -46,6 +46,14 @@ test-hf: $(HF_READY) ## the tests that need make hf
 bench: $(READY) ## print times and sizes; nothing passes or fails
 	$(PIP_INSTALL) --editable '.[dev,bench]'
 	@for script in tests/bench/bench_*.py; do echo "== $$script"; OPENBLAS_NUM_THREADS=1 OMP_NUM_THREADS=1 PYTHONPATH=. $(PY) $$script || exit 1; done
+
+picture: $(READY) ## the README's picture: the top of the demo's report (needs Chromium)
+	test -f runs/demo/selection.parquet || $(DEMO)
+	$(PY) -m tests.report.picture runs/demo data/report.png
+
+docs: $(READY) ## write data/docs/tables.md and the outputs of data/sample.ipynb anew
+	$(PY) -m polykv tables --markdown > data/docs/tables.md
+	PYTHONPATH=. $(PY) tests/tools/notebook.py data/sample.ipynb
 
 lint: $(READY) ## style and format
 	$(PY) -m ruff check .

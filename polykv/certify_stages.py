@@ -8,7 +8,7 @@ write_certification(run, outcome)             # certify.parquet and certify.json
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -164,6 +164,7 @@ def certify_into(
     loaded = load_model(prepared.request.model, "float32", prepared.request.model_cache)
     text, config = _text(prepared, loaded)
     with RunDirectory.create_or_resume(out, run_config(prepared, loaded, text, config)) as run:
+        run.record("request", asdict(prepared.request))
         outcome = run_certification(prepared, progress, loaded, run.run_id)
         for path in write_certification(run.path, outcome):
             run.record_output(path)

@@ -6,7 +6,7 @@ summary = gonogo_stage(GonogoRequest("data/smollm2-sample", "runs/gonogo"), Engi
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -70,6 +70,7 @@ def gonogo_stage(request: GonogoRequest, engine: Engine, on_progress: OnProgress
     store, settings, _ = check_gonogo(request)
     config = gonogo_config(store, settings, request.layers, request.per_head)
     with RunDirectory.create_or_resume(request.out, config | {"model_id": store.meta.model_id}) as run:
+        run.record("request", asdict(request))
         return run_gonogo(store, settings, run, engine, request.layers, request.per_head, on_progress)
 
 

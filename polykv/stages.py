@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -179,6 +179,7 @@ def open_run(checked: CheckedSweep) -> RunDirectory:
     config = replay_config(checked.store, checked.policies, checked.config)
     config["model_id"] = checked.store.meta.model_id
     run = RunDirectory.create_or_resume(checked.request.out, config)
+    run.record("request", asdict(checked.request))
     for policy, artifacts in zip(checked.policies, checked.artifacts, strict=True):
         for digest in policy.artifacts:
             run.save_artifact(artifacts(digest))  # the workers read them from the run
@@ -225,7 +226,7 @@ class RunFindings:
     def verdict(self) -> str:
         """The best policy's verdict over all cells: pass when one holds every cell it can be judged on."""
         orders = ("pass", "inconclusive", "fail")
-        return min((_policy_verdict(p) for p in self.policies), key=orders.index, default="fail")
+        return min((p.verdict for p in self.policies), key=orders.index, default="fail")
 
     def fails(self, fail_on: str) -> bool:
         """Whether the command should exit with 1 (see `FAIL_ON`)."""
@@ -256,13 +257,6 @@ def read_findings(path: str | Path) -> RunFindings:
 def moved_cells(baseline: str | Path, path: str | Path) -> list[Movement]:
     """Cells of a run that left the interval of the same cell in a baseline run, worse ones first."""
     return movements(read_findings(baseline).cells, read_findings(path).cells)
-
-
-def _policy_verdict(summary: PolicySummary) -> str:
-    if any(summary.verdicts.get(name) for name in ("fail", "failed", "invalid")):
-        return "fail"
-    judged = summary.n_cells - summary.verdicts.get("insensitive", 0)
-    return "pass" if judged and summary.n_pass == judged else "inconclusive"
 
 
 def plan_capture_stage(config: CaptureConfig, out: str) -> Any:

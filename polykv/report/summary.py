@@ -35,6 +35,19 @@ class PolicySummary:
         return self.verdicts.get("pass", 0)
 
     @property
+    def n_failing(self) -> int:
+        """Cells whose verdict is fail, or that could not be measured soundly."""
+        return sum(self.verdicts.get(name, 0) for name in ("fail", "failed", "invalid"))
+
+    @property
+    def verdict(self) -> str:
+        """pass when every cell that can be judged passes, fail when one fails, else inconclusive."""
+        if self.n_failing:
+            return "fail"
+        judged = self.n_cells - self.verdicts.get("insensitive", 0)
+        return "pass" if judged and self.n_pass == judged else "inconclusive"
+
+    @property
     def ratio_to_float16(self) -> float | None:
         """How many times smaller than float16 the codes are."""
         if not self.bytes_per_token or not self.float16_bytes_per_token:

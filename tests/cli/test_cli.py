@@ -187,7 +187,8 @@ def test_a_mistake_is_told_in_words_and_exits_with_2_or_3(capsys, store, tmp_pat
 
 
 @pytest.mark.parametrize(
-    "command", ["", "calibrate", "capture", "certify", "gonogo", "inspect", "receipt", "replay", "show", "verify"]
+    "command",
+    ["", "calibrate", "capture", "certify", "gonogo", "inspect", "receipt", "replay", "report", "show", "verify"],
 )
 def test_help_teaches_with_an_example(capsys, command):
     code, out, _ = run(capsys, *command.split(), "--help")
