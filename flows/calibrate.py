@@ -1,4 +1,4 @@
-"""The calibration flow: capture (or a store), replay, and what was found, in order.
+"""The calibration flow: capture (or a store), replay, the dictionary go/no-go and, with a model, certification.
 
     python -m flows.calibrate --store data/smollm2-sample --out runs/sample
     python -m flows.calibrate --model smollm2 --corpus book.txt --out runs/book --baseline runs/last
@@ -19,14 +19,18 @@ from prefect.artifacts import create_markdown_artifact
 from prefect.task_runners import ThreadPoolTaskRunner
 
 from flows.capture import capture
+from flows.certify import certify_found
 from flows.common import run_command
 from flows.gonogo import gonogo
 from flows.replay import LAYERS_AT_ONCE, sweep
+from polykv.calibrated_stages import certify_skipped
+from polykv.certify_stages import CertifyOutcome
 from polykv.cli.capture import capture_config
+from polykv.cli.certify import none_holds, say_certification
 from polykv.cli.console import note
 from polykv.cli.findings import say_findings
 from polykv.cli.gonogo import say_gonogo
-from polykv.cli.options import engine_of, gonogo_switch, model_options, quiet_option, sweep_options
+from polykv.cli.options import certify_switch, engine_of, gonogo_switch, model_options, quiet_option, sweep_options
 from polykv.cli.sweep import VERDICT_EXIT, exit_code, sweep_request
 from polykv.errors import InputError
 from polykv.gonogo_stages import GonogoRequest, GonogoSummary, gonogo_rows, publish_gonogo
@@ -49,9 +53,11 @@ def calibrate(
     baseline: str | None = None,
     quiet: bool = False,
     with_gonogo: bool = True,
-) -> tuple[ReplaySummary, GonogoSummary | None]:
-    """Capture into `request.store` when `capture_from` is given, sweep it into `request.out`, and
-    judge sparse dictionaries there (`with_gonogo`).
+    with_certify: bool = True,
+) -> tuple[ReplaySummary, GonogoSummary | None, CertifyOutcome | None]:
+    """Capture into `request.store` when `capture_from` is given, sweep it into `request.out`,
+    judge sparse dictionaries there (`with_gonogo`) and, where a model was captured, certify in it
+    what the sweep found (`with_certify`).
 
     Raises MovedError when a cell is worse than `baseline`'s interval allows.
     """
@@ -60,14 +66,24 @@ def calibrate(
         capture(capture_from, request.store)
     else:
         logger.info("capture skipped: no model")
-    summary = sweep(request, Engine.parse(engine), quiet, skipped=capture_from is None)
+    skipped = certify_skipped(with_certify, capture_from)
+    records = {
+        "capture": "skipped: no model" if capture_from is None else request.store,
+        "certify": skipped or "in certify/",
+    }
+    summary = sweep(request, Engine.parse(engine), quiet, records)
     judged = None
     if with_gonogo:
         judged = gonogo(GonogoRequest(request.store, f"{request.out}/gonogo"), engine, quiet)
         publish_gonogo(request.out)
+    certified = None
+    if capture_from is not None and skipped is None:
+        certified = certify_found(request, capture_from, quiet)
+    else:
+        logger.info("certify %s", skipped)
     if baseline is not None:
         _hold_to_baseline(baseline, request.out)
-    return summary, judged
+    return summary, judged, certified
 
 
 class MovedError(RuntimeError):
@@ -89,10 +105,18 @@ def _hold_to_baseline(baseline: str, out: str) -> None:
 @sweep_options
 @click.option("--out", required=True, help="Run directory; the same command resumes it.")
 @gonogo_switch
+@certify_switch
 @click.option("--baseline", help="An earlier run directory that no cell may be worse than.")
 @quiet_option
 def command(
-    store: str | None, out: str, baseline: str | None, quiet: bool, fail_on: str, with_gonogo: bool, **asked: Any
+    store: str | None,
+    out: str,
+    baseline: str | None,
+    quiet: bool,
+    fail_on: str,
+    with_gonogo: bool,
+    with_certify: bool,
+    **asked: Any,
 ) -> int:
     """Calibrate as a Prefect flow (the options of `polykv calibrate`, and --baseline)."""
     if store and asked["model"]:
@@ -105,7 +129,7 @@ def command(
         read_findings(baseline)
     try:
         config = None if store else capture_config(asked)
-        summary, judged = calibrate(request, engine.name, config, baseline, quiet, with_gonogo)
+        summary, judged, certified = calibrate(request, engine.name, config, baseline, quiet, with_gonogo, with_certify)
     except MovedError as error:
         note(f"polykv: {error}")
         return VERDICT_EXIT
@@ -114,7 +138,12 @@ def command(
         click.echo()
     findings = read_findings(out)
     say_findings(findings, summary)
-    return exit_code(findings, summary, fail_on)
+    code = exit_code(findings, summary, fail_on)
+    if certified is not None:
+        click.echo()
+        say_certification(certified)
+        code = max(code, int(none_holds(certified, fail_on)))
+    return code
 
 
 if __name__ == "__main__":

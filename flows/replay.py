@@ -7,6 +7,7 @@ python -m flows.replay data/smollm2-sample --out runs/sample
 # where names in postponed annotations cannot be resolved.
 
 import sys
+from collections.abc import Mapping
 from typing import Any
 
 import click
@@ -52,11 +53,14 @@ def replay(request: SweepRequest, engine: str = "local", quiet: bool = False) ->
     return sweep(request, Engine.parse(engine), quiet)
 
 
-def sweep(request: SweepRequest, engine: Engine, quiet: bool = False, skipped: bool = True) -> ReplaySummary:
-    """The body of the flow: plan, a task per layer, collect; `skipped` says that nothing was captured."""
+def sweep(
+    request: SweepRequest, engine: Engine, quiet: bool = False, records: Mapping[str, str] | None = None
+) -> ReplaySummary:
+    """The body of the flow: plan, a task per layer, collect; `records`: what run.json says of other stages."""
     checked = check_sweep(request)
     with open_run(checked) as run:
-        run.record("capture", "skipped: no model" if skipped else request.store)
+        for name, text in (records or {"capture": "skipped: no model"}).items():
+            run.record(name, text)
         with progress("replay", "jobs", quiet) as advance, open_session(engine) as session:
             planned = plan_sweep(checked, run, advance)
             run_layers(planned, session, one_by_one=engine.kind in ("serial", "local"))

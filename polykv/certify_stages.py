@@ -46,6 +46,7 @@ __all__ = [
     "CertifyOutcome",
     "CertifyRequest",
     "PreparedCertification",
+    "candidate_of",
     "certify_into",
     "prepare_certification",
     "run_certification",
@@ -110,7 +111,7 @@ def prepare_certification(
         raise InputError("nothing to evaluate on: give --corpus FILE, or --store STORE with a split confirm")
     store = None if request.store is None else CaptureStore.open(request.store, storage_options)
     documents = tuple(read_corpus(request.corpus, request.text_field)) if request.corpus else ()
-    candidates = tuple(_candidate(text, store, request.uncentred) for text in request.policies)
+    candidates = tuple(candidate_of(text, store, request.uncentred) for text in request.policies)
     return PreparedCertification(request, candidates, documents, store, _notes(documents, store))
 
 
@@ -171,7 +172,11 @@ def certify_into(
     return outcome, run.path
 
 
-def _candidate(text: str, store: CaptureStore | None, uncentred: bool) -> Candidate:
+def candidate_of(text: str, store: CaptureStore | None, uncentred: bool = False) -> Candidate:
+    """A named policy or a .json file with its artifacts and mean keys: its own, else of `store`'s split calibrate.
+
+    Raises InputError when the policy centres keys and there is nothing to take their means from.
+    """
     policy, artifacts = load_policy(text)
     centres = policy.center_keys != "off" or any("center_keys" in cell for cell in policy.cells.values())
     if not centres:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
@@ -9,7 +10,7 @@ import numpy as np
 
 from polykv.errors import PolicyError
 from polykv.policy import CompressionPolicy
-from polykv.storage.artifacts import artifact_path, load_artifact
+from polykv.storage.artifacts import artifact_path, load_artifact, save_artifact
 
 Artifacts = Callable[[str], Mapping[str, np.ndarray]]
 
@@ -32,3 +33,29 @@ def policy_artifacts(policy: CompressionPolicy, folder: Path) -> Artifacts:
         return load_artifact(path.parent, digest)
 
     return load
+
+
+def write_policy(
+    folder: str | Path, policy: CompressionPolicy, artifacts: Mapping[str, Mapping[str, np.ndarray]]
+) -> Path:
+    """Write `folder`/NAME.policy.json and its artifacts, by digest, where the policy lists them; returns the file.
+
+    Raises PolicyError when the policy lists an artifact that is not given, or its digest is another one.
+    """
+    folder = Path(folder)
+    for digest, place in policy.artifacts.items():
+        if digest not in artifacts:
+            raise PolicyError(f"policy {policy.name!r} lists artifact {digest}, and its arrays are not given")
+        target = (folder / place).parent
+        target.mkdir(parents=True, exist_ok=True)
+        found = save_artifact(target, artifacts[digest])
+        if found != digest:
+            raise PolicyError(f"policy {policy.name!r}: the arrays given for artifact {digest} have the digest {found}")
+    path = folder / policy_file_name(policy)
+    policy.save(path)
+    return path
+
+
+def policy_file_name(policy: CompressionPolicy) -> str:
+    """NAME.policy.json, whatever a file name cannot hold folded to "_"."""
+    return f"{re.sub(r'[^A-Za-z0-9._-]+', '_', policy.name)}.policy.json"

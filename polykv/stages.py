@@ -11,7 +11,7 @@ Nothing here prints; progress goes to a callback, results come back as dataclass
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -204,9 +204,16 @@ def plan_sweep(checked: CheckedSweep, run: RunDirectory, on_progress: OnProgress
     )
 
 
-def sweep_stage(checked: CheckedSweep, engine: Engine, on_progress: OnProgress | None = None) -> ReplaySummary:
-    """The whole sweep into its run directory."""
+def sweep_stage(
+    checked: CheckedSweep,
+    engine: Engine,
+    on_progress: OnProgress | None = None,
+    records: Mapping[str, str] | None = None,
+) -> ReplaySummary:
+    """The whole sweep into its run directory; `records`: what run.json says of other stages."""
     with open_run(checked) as run:
+        for name, text in (records or {}).items():
+            run.record(name, text)
         replay = plan_sweep(checked, run, on_progress)
         with open_session(engine) as session:
             replay.run_all(session)

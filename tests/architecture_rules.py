@@ -30,6 +30,7 @@ POLICY_FILES = POLICY | {"storage", "policy_files"}
 GONOGO_STAGES = EXECUTION | {"gonogo_stages"}
 STAGES = EXECUTION | CERTIFY | {"policy_files", "search", "report", "stages", "certify_stages"}
 CERTIFY_STAGES = CERTIFY | {"storage", "policy_files", "certify_stages"}
+CALIBRATED_STAGES = CERTIFY_STAGES | {"calibrated_stages"}
 LISTING_STAGES = BASE | {"storage", "stages", "listing_stages"}
 RECEIPT_STAGES = REPLAY | {"storage", "receipt_stages"}
 POLICY_STAGES = REPLAY | {"storage", "policy_stages"}
@@ -53,6 +54,7 @@ MAY_IMPORT = {
     "receipt_stages": RECEIPT_STAGES,
     "listing_stages": LISTING_STAGES,
     "certify_stages": CERTIFY_STAGES,
+    "calibrated_stages": CALIBRATED_STAGES,
     "policy_files": POLICY_FILES,
     "gonogo_stages": GONOGO_STAGES,
     "report_stages": REPORT_STAGES,
@@ -62,6 +64,7 @@ MAY_IMPORT = {
         "stages",
         "receipt_stages",
         "certify_stages",
+        "calibrated_stages",
         "gonogo_stages",
         "report_stages",
         "listing_stages",
@@ -73,7 +76,7 @@ MAY_IMPORT = {
     "__main__": {"cli"},
     "__init__": STAGES - {"stages"},
     # a flow takes the same options and shows the same progress as the command of its name
-    "flows": BASE | {"stages", "report_stages", "certify_stages", "gonogo_stages", "cli", "flows"},
+    "flows": BASE | {"stages", "report_stages", "certify_stages", "calibrated_stages", "gonogo_stages", "cli", "flows"},
 }
 
 NUMERIC = BASE | {"codecs", "policy", "pool", "replay", "calibration"}

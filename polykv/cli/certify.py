@@ -16,42 +16,42 @@ from polykv.certify_stages import (
     run_certification,
 )
 from polykv.cli.console import figure, note, progress, say, say_json, say_table
+from polykv.cli.options import apply
 from polykv.errors import InputError
 
 FAIL_ON = ("fail", "inconclusive", "never")
 
 
+certify_options = apply(
+    click.option("--model", required=True, help="A directory, a .gguf file, smollm2, or a hub id."),
+    click.option(
+        "--policy", "policies", multiple=True, required=True, help="A named policy or a .json file; repeatable."
+    ),
+    click.option("--corpus", multiple=True, help="Text files, globs or .jsonl to evaluate on; repeatable."),
+    click.option(
+        "--store", help="Capture whose split calibrate gives mean keys (and, without --corpus, the passages)."
+    ),
+    click.option("--passages", default=10, show_default=True, help="Passages to evaluate, evenly over the documents."),
+    click.option("--tokens", default=512, show_default=True, help="Tokens in a passage."),
+    click.option("--shared-tokens", type=int, help="Tokens coded by the pool [default: half]."),
+    click.option("--score-from", type=int, help="First token that is scored [default: --shared-tokens]."),
+    click.option("--bucket", default=64, show_default=True, help="Tokens in a position bucket."),
+    click.option("--max-ppl-increase", default="1%", show_default=True, help='Budget: "1%", "0.01" or "none".'),
+    click.option("--max-kl", default="none", show_default=True, help='Budget: mean KL in nats, or "none".'),
+    click.option("--uncentred", is_flag=True, help="Leave keys as they are where a policy would centre them."),
+    click.option("--text-field", default="text", show_default=True, help="The text's field in .jsonl files."),
+    click.option("--seed", default=42, show_default=True, help="Seed of the bootstrap."),
+    click.option("--model-cache", help="Directory for dequantised GGUF weights."),
+    click.option("--fail-on", type=click.Choice(FAIL_ON), default="fail", show_default=True, help="What exits with 1."),
+)
+
+
 @click.command()
-@click.option("--model", required=True, help="A directory, a .gguf file, smollm2, or a hub id.")
-@click.option("--policy", "policies", multiple=True, required=True, help="A named policy or a .json file; repeatable.")
-@click.option("--corpus", multiple=True, help="Text files, globs or .jsonl to evaluate on; repeatable.")
-@click.option("--store", help="Capture whose split calibrate gives mean keys (and, without --corpus, the passages).")
-@click.option("--passages", default=10, show_default=True, help="Passages to evaluate, evenly over the documents.")
-@click.option("--tokens", default=512, show_default=True, help="Tokens in a passage.")
-@click.option("--shared-tokens", type=int, help="Tokens coded by the pool [default: half].")
-@click.option("--score-from", type=int, help="First token that is scored [default: --shared-tokens].")
-@click.option("--bucket", default=64, show_default=True, help="Tokens in a position bucket.")
-@click.option("--max-ppl-increase", default="1%", show_default=True, help='Budget: "1%", "0.01" or "none".')
-@click.option("--max-kl", default="none", show_default=True, help='Budget: mean KL in nats, or "none".')
-@click.option("--uncentred", is_flag=True, help="Leave keys as they are where a policy would centre them.")
-@click.option("--text-field", default="text", show_default=True, help="The text's field in .jsonl files.")
-@click.option("--seed", default=42, show_default=True, help="Seed of the bootstrap.")
-@click.option("--model-cache", help="Directory for dequantised GGUF weights.")
+@certify_options
 @click.option("--out", help="Run directory for certify.parquet and certify.json.")
-@click.option("--fail-on", type=click.Choice(FAIL_ON), default="fail", show_default=True, help="What exits with 1.")
 @click.option("--json", "as_json", is_flag=True, help="Print the receipt as JSON.")
 @click.option("-q", "--quiet", is_flag=True, help="No progress.")
-def certify(
-    model: str,
-    policies: tuple[str, ...],
-    corpus: tuple[str, ...],
-    store: str | None,
-    out: str | None,
-    fail_on: str,
-    as_json: bool,
-    quiet: bool,
-    **numbers: Any,
-) -> int:
+def certify(out: str | None, fail_on: str, as_json: bool, quiet: bool, **asked: Any) -> int:
     """Apply policies inside the MODEL, all layers and heads at once, and measure real perplexity.
 
     Baseline and policies see the same passages; every difference is paired by passage. Controls run
@@ -62,17 +62,7 @@ def certify(
     polykv certify --model smollm2 --policy int8 --corpus books/*.txt
     polykv certify --model smollm2 --policy two_tier --store captures/mine --corpus held-out.txt --out runs/cert
     """
-    request = CertifyRequest(
-        model=model,
-        policies=policies,
-        corpus=corpus,
-        store=store,
-        config=_config(numbers),
-        text_field=numbers["text_field"],
-        uncentred=numbers["uncentred"],
-        model_cache=numbers["model_cache"],
-    )
-    prepared = prepare_certification(request)
+    prepared = prepare_certification(certify_request(asked))
     for text in prepared.notes:
         note(f"note: {text}")
     with progress("certify", "forward passes", quiet or as_json) as advance:
@@ -83,10 +73,24 @@ def certify(
     if as_json:
         say_json(outcome.receipt)
     else:
-        _describe(outcome)
+        say_certification(outcome)
         if place is not None:
             say(f"written to {place}: certify.parquet, certify.json")
     return exit_code(outcome, fail_on)
+
+
+def certify_request(asked: dict[str, Any]) -> CertifyRequest:
+    """The CertifyRequest of a command's options."""
+    return CertifyRequest(
+        model=asked["model"],
+        policies=tuple(asked["policies"]),
+        corpus=tuple(asked["corpus"]),
+        store=asked["store"],
+        config=_config(asked),
+        text_field=asked["text_field"],
+        uncentred=asked["uncentred"],
+        model_cache=asked["model_cache"],
+    )
 
 
 def parse_limit(text: str, name: str) -> float | None:
@@ -107,6 +111,12 @@ def exit_code(outcome: CertifyOutcome, fail_on: str) -> int:
     return int(any(row["verdict"] in bad for row in outcome.summary))
 
 
+def none_holds(outcome: CertifyOutcome, fail_on: str) -> bool:
+    """Whether a calibration should exit with 1: no policy of it is better than `fail_on` asks to fail on."""
+    bad = {"fail": {"fail"}, "inconclusive": {"fail", "inconclusive"}, "never": set()}[fail_on]
+    return all(row["verdict"] in bad for row in outcome.summary)
+
+
 def _config(numbers: dict[str, Any]) -> CertifyConfig:
     budget = Budget(
         parse_limit(numbers["max_ppl_increase"], "--max-ppl-increase"), parse_limit(numbers["max_kl"], "--max-kl")
@@ -122,7 +132,8 @@ def _config(numbers: dict[str, Any]) -> CertifyConfig:
     )
 
 
-def _describe(outcome: CertifyOutcome) -> None:
+def say_certification(outcome: CertifyOutcome) -> None:
+    """Print a certification for people: a row a policy, documents, and what is undecided."""
     first = outcome.summary[0]
     say(
         f"model {outcome.receipt['model']['id']}: baseline perplexity {first['ppl_baseline']:.2f} over "

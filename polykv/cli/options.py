@@ -76,6 +76,14 @@ gonogo_switch = click.option(
     "--gonogo/--no-gonogo", "with_gonogo", default=True, show_default=True, help="Judge sparse dictionaries too."
 )
 
+certify_switch = click.option(
+    "--certify/--no-certify",
+    "with_certify",
+    default=True,
+    show_default=True,
+    help="End with the real perplexity of what was found (needs --model).",
+)
+
 sweep_options = apply(
     click.option(
         "--policy",

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any
 
 import click
 
+from polykv.calibrated_stages import certify_calibration, certify_skipped
 from polykv.cli.capture import capture_config
+from polykv.cli.certify import none_holds, say_certification
 from polykv.cli.console import note, progress, say, say_json
 from polykv.cli.findings import say_findings
 from polykv.cli.gonogo import say_gonogo
 from polykv.cli.options import (
     apply,
+    certify_switch,
     dry_run_option,
     engine_of,
     gonogo_switch,
@@ -25,6 +29,7 @@ from polykv.cli.options import (
 from polykv.errors import InputError
 from polykv.gonogo_stages import GonogoRequest, gonogo_rows, gonogo_stage, publish_gonogo
 from polykv.stages import (
+    CaptureConfig,
     CheckedSweep,
     Engine,
     ReplaySummary,
@@ -67,6 +72,7 @@ def replay(store: str, dry_run: bool, as_json: bool, quiet: bool, fail_on: str, 
 @model_options
 @sweep_options
 @gonogo_switch
+@certify_switch
 @apply(click.option("--out", required=True, help="Run directory; the same command resumes it."), dry_run_option)
 @json_option
 @quiet_option
@@ -78,9 +84,11 @@ def calibrate(
     quiet: bool,
     fail_on: str,
     with_gonogo: bool,
+    with_certify: bool,
     **asked: Any,
 ) -> int:
-    """The whole job: capture a model (or take a --store), sweep it, and say how far it compresses.
+    """The whole job: capture a model (or take a --store), sweep it, and say how far it compresses; with
+    a model, what that costs its perplexity.
 
     \b
     polykv calibrate --store data/smollm2-sample --out runs/sample
@@ -89,16 +97,33 @@ def calibrate(
     asked["out"] = out
     if store and asked["model"]:
         raise InputError("--store and --model are both given; a store needs no model")
+    config = None if store else capture_config(asked)
+    skipped = certify_skipped(with_certify, config)
     if not store:
         store = _captured(asked, out, dry_run, quiet)
         if dry_run:
             return 0
     elif not quiet:
-        note("skipped: no model (capture)")
-    code = _sweep(store, asked, dry_run, as_json, quiet, fail_on)
+        note("skipped: no model (capture, certify)")
+    code = _sweep(store, asked, dry_run, as_json, quiet, fail_on, {"certify": skipped or "in certify/"})
     if with_gonogo and not dry_run:
         code = max(code, _gonogo(store, out, asked, quiet or as_json))
+    if config is not None and skipped is None:
+        code = max(code, _certify(store, config, asked, quiet or as_json, fail_on))
+    elif skipped and config is not None and not quiet:
+        note(f"{skipped} (certify)")
     return code
+
+
+def _certify(store: str, config: CaptureConfig, asked: dict[str, Any], quiet: bool, fail_on: str) -> int:
+    with progress("certify", "forward passes", quiet) as advance:
+        outcome = certify_calibration(
+            asked["out"], store, config, split_commas(asked["policies"]), asked["shared_tokens"], advance
+        )
+    if not quiet:
+        say()
+        say_certification(outcome)
+    return VERDICT_EXIT if none_holds(outcome, fail_on) else 0
 
 
 def _gonogo(store: str, out: str, asked: dict[str, Any], quiet: bool) -> int:
@@ -137,7 +162,15 @@ def _captured(asked: dict[str, Any], out: str, dry_run: bool, quiet: bool) -> st
     return store
 
 
-def _sweep(store: str, asked: dict[str, Any], dry_run: bool, as_json: bool, quiet: bool, fail_on: str) -> int:
+def _sweep(
+    store: str,
+    asked: dict[str, Any],
+    dry_run: bool,
+    as_json: bool,
+    quiet: bool,
+    fail_on: str,
+    records: Mapping[str, str] | None = None,
+) -> int:
     engine = engine_of(asked["serial"], asked["workers"], asked["scheduler"])
     checked = check_sweep(sweep_request(store, asked))
     for line in () if quiet else checked.notes:
@@ -145,7 +178,7 @@ def _sweep(store: str, asked: dict[str, Any], dry_run: bool, as_json: bool, quie
     if dry_run:
         return _dry_run(checked, engine, as_json)
     with progress("replay", "jobs", quiet or as_json) as advance:
-        summary = sweep_stage(checked, engine, advance)
+        summary = sweep_stage(checked, engine, advance, records)
     findings = read_findings(asked["out"])
     if as_json:
         say_json({**asdict(findings), "verdict": findings.verdict, "replay": asdict(summary)})

@@ -12,6 +12,7 @@ import numpy as np
 from polykv.codecs.base import Codec
 from polykv.codecs.exact import ExactCodec
 from polykv.codecs.fib import FibCodec
+from polykv.codecs.residual_vq import ResidualVqCodec
 from polykv.codecs.scalar import RotatedScalarCodec
 from polykv.codecs.sparse import SparseCodec
 from polykv.codecs.trained import TrainedCodec
@@ -28,6 +29,7 @@ CODECS: Mapping[str, type[Codec]] = {
     **dict.fromkeys(TurboCodec.codec_ids, TurboCodec),
     RotatedScalarCodec.codec_id: RotatedScalarCodec,
     SparseCodec.codec_id: SparseCodec,
+    ResidualVqCodec.codec_id: ResidualVqCodec,
 }
 CODEC_IDS = tuple(CODECS)
 

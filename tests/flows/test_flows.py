@@ -57,11 +57,12 @@ def test_layers_run_at_once_on_a_cluster(store, tmp_path):
 
 def test_calibrate_says_what_it_skipped_and_leaves_artifacts(store, tmp_path):
     out = tmp_path / "run"
-    summary, judged = calibrate(request_of(store, out), "serial", None, None, True, False)
-    assert (summary.rows_failed, judged) == (0, None)
+    summary, judged, certified = calibrate(request_of(store, out), "serial", None, None, True, False)
+    assert (summary.rows_failed, judged, certified) == (0, None, None)
     run = RunDirectory.open(out)
     assert run.status == "complete"
     assert run.state["sessions"][-1]["capture"] == "skipped: no model"
+    assert run.state["sessions"][-1]["certify"] == "skipped: no model"
     left = artifacts()
     assert "int8 holds all" in left["polykv-cells"]
     assert str(out) in left["polykv-run"]
@@ -70,7 +71,7 @@ def test_calibrate_says_what_it_skipped_and_leaves_artifacts(store, tmp_path):
 def test_the_go_no_go_is_part_of_a_calibration(tmp_path):
     out = tmp_path / "run"
     roomy = write_tiny_store(tmp_path / "store", n_tokens=128, layers=(2,))  # more vectors than atoms
-    _, judged = calibrate(request_of(roomy, out), "serial", None, None, True)
+    _, judged, _ = calibrate(request_of(roomy, out), "serial", None, None, True)
     assert judged.jobs_failed == 0
     assert {row["stream"] for row in gonogo_rows(out / "gonogo")} == {"key", "value"}
     assert (out / "gonogo.parquet").read_bytes() == (out / "gonogo/gonogo.parquet").read_bytes()

@@ -1,0 +1,1 @@
+"""Policy search: what each cell's bytes buy, and how to share them out."""
