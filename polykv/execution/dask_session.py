@@ -20,7 +20,7 @@ from distributed.scheduler import KilledWorker
 
 from polykv.errors import InputError, WorkerError
 from polykv.execution.engines import WORKER_LOST, Engine, JobFailure, attempt
-from polykv.execution.threads import ONE_THREAD, pin_process
+from polykv.execution.threads import KEEP_FREED_MEMORY, ONE_THREAD, pin_process
 from polykv.execution.versions import check_versions, computing_versions
 
 CONNECT_SECONDS = 20
@@ -159,7 +159,14 @@ class DaskSession:
         self._check_workers()
 
     def _start_local(self) -> None:
-        with dask.config.set({"distributed.worker.multiprocessing-method": "spawn"}):
+        settings = {
+            "distributed.worker.multiprocessing-method": "spawn",
+            "distributed.nanny.pre-spawn-environ": {
+                **dask.config.get("distributed.nanny.pre-spawn-environ"),
+                **KEEP_FREED_MEMORY,
+            },
+        }
+        with dask.config.set(settings):
             self._cluster = LocalCluster(
                 n_workers=self._engine.local_workers,
                 threads_per_worker=1,

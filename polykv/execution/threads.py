@@ -25,6 +25,10 @@ ONE_THREAD = dict.fromkeys(
     "1",
 )
 
+# Dask lowers glibc's trim threshold to 64 KiB, which also stops its mmap threshold from growing: every
+# array beyond 128 KiB is then mapped, faulted in and unmapped anew, in more time than the arithmetic takes.
+KEEP_FREED_MEMORY = {"MALLOC_TRIM_THRESHOLD_": str(128 << 20), "MALLOC_MMAP_THRESHOLD_": str(32 << 20)}
+
 
 def pin_process() -> None:
     """Limit this process to one thread per library, for good: for workers, which only run jobs."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import resource
 import signal
 import sys
 import time
@@ -64,3 +65,11 @@ def most_threads(x: int) -> tuple[int, int]:
 def slow_square(x: int) -> int:
     time.sleep(0.05)
     return x * x
+
+
+def page_faults_of_arrays(x: int) -> int:
+    """Minor page faults of 50 arrays of 8 MB, made and dropped one after the other."""
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+    for _ in range(50):
+        np.ones(1_000_000)
+    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before

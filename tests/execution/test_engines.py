@@ -18,6 +18,7 @@ from enginejobs import (
     deadly_five,
     deadly_once,
     most_threads,
+    page_faults_of_arrays,
     raises_unpicklable,
     seven_fails,
     slow_square,
@@ -161,6 +162,13 @@ def test_workers_are_processes_with_one_thread(two):
 
 
 @pytest.mark.slow
+@pytest.mark.slow
+@pytest.mark.skipif(sys.platform != "linux", reason="the thresholds are those of glibc")
+def test_workers_keep_the_memory_of_freed_arrays(two):
+    # 50 arrays of 2,000 pages: mapped anew each time they would fault 100,000 times
+    assert all(faults < 20_000 for _, faults in two.fan_out(page_faults_of_arrays, range(2)))
+
+
 def test_an_error_that_cannot_be_unpickled_is_a_failure_like_any(two):
     assert dict(two.fan_out(raises_unpicklable, [3])) == {3: JobFailure("Unpicklable", "place 3")}
 
