@@ -84,6 +84,18 @@ certify_switch = click.option(
     help="End with the real perplexity of what was found (needs --model).",
 )
 
+
+def report_switch(default: bool) -> Callable[[Any], Any]:
+    """--report/--no-report, on or off when nothing is said."""
+    return click.option(
+        "--report/--no-report",
+        "with_report",
+        default=default,
+        show_default=True,
+        help="End with report.html in the run directory.",
+    )
+
+
 sweep_options = apply(
     click.option(
         "--policy",

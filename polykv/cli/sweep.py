@@ -12,7 +12,7 @@ from polykv.calibrated_stages import certify_calibration, certify_skipped
 from polykv.cli.capture import capture_config
 from polykv.cli.certify import none_holds, say_certification
 from polykv.cli.console import note, progress, say, say_json
-from polykv.cli.findings import say_findings
+from polykv.cli.findings import say_findings, say_report
 from polykv.cli.gonogo import say_gonogo
 from polykv.cli.options import (
     apply,
@@ -23,11 +23,13 @@ from polykv.cli.options import (
     json_option,
     model_options,
     quiet_option,
+    report_switch,
     split_commas,
     sweep_options,
 )
 from polykv.errors import InputError
 from polykv.gonogo_stages import GonogoRequest, gonogo_rows, gonogo_stage, publish_gonogo
+from polykv.report_stages import closing_report
 from polykv.stages import (
     CaptureConfig,
     CheckedSweep,
@@ -52,9 +54,10 @@ SECONDS_PER_JOB = 0.3
 @click.argument("store")
 @sweep_options
 @apply(click.option("--out", required=True, help="Run directory; the same command resumes it."), dry_run_option)
+@report_switch(False)
 @json_option
 @quiet_option
-def replay(store: str, dry_run: bool, as_json: bool, quiet: bool, fail_on: str, **asked: Any) -> int:
+def replay(store: str, dry_run: bool, with_report: bool, as_json: bool, quiet: bool, fail_on: str, **asked: Any) -> int:
     """Replay attention over compressed copies of a capture STORE and judge every layer × head cell.
 
     A killed or failed run is finished by the same command; only what is missing is computed.
@@ -64,7 +67,9 @@ def replay(store: str, dry_run: bool, as_json: bool, quiet: bool, fail_on: str, 
     polykv replay s3://bucket/llama --out runs/llama --policy two_tier,mine.json \\
                   --ks 16,64,full --scheduler tcp://head:8786
     """
-    return _sweep(store, asked, dry_run, as_json, quiet, fail_on)
+    code, told = _sweep(store, asked, dry_run, as_json, quiet, fail_on)
+    _end(asked["out"], with_report and not dry_run, told)
+    return code
 
 
 @click.command()
@@ -73,6 +78,7 @@ def replay(store: str, dry_run: bool, as_json: bool, quiet: bool, fail_on: str, 
 @sweep_options
 @gonogo_switch
 @certify_switch
+@report_switch(True)
 @apply(click.option("--out", required=True, help="Run directory; the same command resumes it."), dry_run_option)
 @json_option
 @quiet_option
@@ -85,10 +91,11 @@ def calibrate(
     fail_on: str,
     with_gonogo: bool,
     with_certify: bool,
+    with_report: bool,
     **asked: Any,
 ) -> int:
     """The whole job: capture a model (or take a --store), sweep it, and say how far it compresses; with
-    a model, what that costs its perplexity.
+    a model, what that costs its perplexity. It ends with a report: one HTML file in the run directory.
 
     \b
     polykv calibrate --store data/smollm2-sample --out runs/sample
@@ -105,14 +112,24 @@ def calibrate(
             return 0
     elif not quiet:
         note("skipped: no model (capture, certify)")
-    code = _sweep(store, asked, dry_run, as_json, quiet, fail_on, {"certify": skipped or "in certify/"})
+    code, told = _sweep(store, asked, dry_run, as_json, quiet, fail_on, {"certify": skipped or "in certify/"})
     if with_gonogo and not dry_run:
         code = max(code, _gonogo(store, out, asked, quiet or as_json))
     if config is not None and skipped is None:
         code = max(code, _certify(store, config, asked, quiet or as_json, fail_on))
     elif skipped and config is not None and not quiet:
         note(f"{skipped} (certify)")
+    _end(out, with_report and not dry_run, told)
     return code
+
+
+def _end(out: str, with_report: bool, told: dict[str, Any] | None) -> None:
+    """The report of a finished run, and all of it as JSON when `told` is what to print."""
+    closing = closing_report(out) if with_report else None
+    if told is not None:
+        say_json(told if closing is None else {**told, "report": closing.path and str(closing.path)})
+    if closing is not None and (told is None or closing.path is None):
+        say_report(closing)
 
 
 def _certify(store: str, config: CaptureConfig, asked: dict[str, Any], quiet: bool, fail_on: str) -> int:
@@ -170,23 +187,23 @@ def _sweep(
     quiet: bool,
     fail_on: str,
     records: Mapping[str, str] | None = None,
-) -> int:
+) -> tuple[int, dict[str, Any] | None]:
+    """Sweep, or say what a sweep would do; returns the exit code and, for --json, what to print."""
     engine = engine_of(asked["serial"], asked["workers"], asked["scheduler"])
     checked = check_sweep(sweep_request(store, asked))
     for line in () if quiet else checked.notes:
         note(f"note: {line}")
     if dry_run:
-        return _dry_run(checked, engine, as_json)
+        return 0, _dry_run(checked, engine, as_json)
     with progress("replay", "jobs", quiet or as_json) as advance:
         summary = sweep_stage(checked, engine, advance, records)
     findings = read_findings(asked["out"])
-    if as_json:
-        say_json({**asdict(findings), "verdict": findings.verdict, "replay": asdict(summary)})
-    else:
+    told = {**asdict(findings), "verdict": findings.verdict, "replay": asdict(summary)} if as_json else None
+    if told is None:
         for line in () if quiet else summary.notes:
             note(f"note: {line}")
         say_findings(findings, summary)
-    return exit_code(findings, summary, fail_on)
+    return exit_code(findings, summary, fail_on), told
 
 
 def exit_code(findings: RunFindings, summary: ReplaySummary, fail_on: str) -> int:
@@ -196,7 +213,7 @@ def exit_code(findings: RunFindings, summary: ReplaySummary, fail_on: str) -> in
     return VERDICT_EXIT if findings.fails(fail_on) else 0
 
 
-def _dry_run(checked: CheckedSweep, engine: Engine, as_json: bool) -> int:
+def _dry_run(checked: CheckedSweep, engine: Engine, as_json: bool) -> dict[str, Any] | None:
     meta, ks = checked.store.meta, checked.config.candidate_ks
     per_job = checked.request.ks_per_job or len(ks)
     jobs = 2 * len(meta.cells) * (1 + len(checked.policies) * -(-len(ks) // per_job))
@@ -212,10 +229,9 @@ def _dry_run(checked: CheckedSweep, engine: Engine, as_json: bool) -> int:
         "estimated_seconds": round(seconds, 1),
     }
     if as_json:
-        say_json(told)
-    else:
-        say(
-            f"dry run: {told['cells']} cells, policies {', '.join(told['policies'])}, {len(ks)} candidate_ks: {jobs} jobs, "
-            f"{told['rows']} rows, very roughly {seconds:.0f} s on {engine.kind}; nothing was written"
-        )
-    return 0
+        return told
+    say(
+        f"dry run: {told['cells']} cells, policies {', '.join(told['policies'])}, {len(ks)} candidate_ks: {jobs} jobs, "
+        f"{told['rows']} rows, very roughly {seconds:.0f} s on {engine.kind}; nothing was written"
+    )
+    return None

@@ -254,3 +254,11 @@ def test_a_disk_full_to_the_brim_lets_the_first_error_through(small_disk):
     (small_disk / "filler").unlink()
     with RunDirectory.create_or_resume(small_disk / "run", CONFIG):
         pass  # neither lock nor torn run.json in the way
+
+
+@pytest.mark.parametrize("name", ["no/such/folder.html", "x" * 300, "file/below"])
+def test_a_place_that_the_file_system_refuses_is_named(tmp_path, name):
+    (tmp_path / "file").write_text("text")
+    with pytest.raises(InputError, match="cannot be written"):
+        write_bytes(tmp_path / name, b"data")
+    assert [path.name for path in tmp_path.iterdir()] == ["file"]
