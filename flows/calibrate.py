@@ -39,8 +39,7 @@ from polykv.cli.options import (
     report_switch,
     sweep_options,
 )
-from polykv.cli.sweep import VERDICT_EXIT, exit_code, sweep_request
-from polykv.errors import InputError
+from polykv.cli.sweep import CAPTURED_HERE, VERDICT_EXIT, check_source, exit_code, sweep_request
 from polykv.gonogo_stages import GonogoRequest, GonogoSummary, gonogo_rows, publish_gonogo
 from polykv.report_stages import ClosingReport
 from polykv.stages import (
@@ -48,6 +47,7 @@ from polykv.stages import (
     Engine,
     ReplaySummary,
     SweepRequest,
+    check_request,
     check_sweep,
     moved_cells,
     read_findings,
@@ -93,7 +93,7 @@ def calibrate(
     summary = sweep(request, Engine.parse(engine), quiet, records)
     judged = None
     if with_gonogo:
-        judged = gonogo(GonogoRequest(request.store, f"{request.out}/gonogo"), engine, quiet)
+        judged = gonogo(GonogoRequest(request.store, f"{request.out}/gonogo", request.layers), engine, quiet)
         publish_gonogo(request.out)
     certified = None
     if capture_from is not None and skipped is None:
@@ -141,16 +141,19 @@ def command(
     **asked: Any,
 ) -> int:
     """Calibrate as a Prefect flow (the options of `polykv calibrate`, and --baseline)."""
-    if store and asked["model"]:
-        raise InputError("--store and --model are both given; a store needs no model")
+    check_source(store, asked)
     engine = engine_of(asked["serial"], asked["workers"], asked["scheduler"])
-    request = sweep_request(store or f"{out.rstrip('/')}-capture", asked | {"out": out})
-    if store:
-        check_sweep(request)  # a user's mistake is told before Prefect starts
+    place = CAPTURED_HERE.format(out.rstrip("/")) if store is None else store
+    request = sweep_request(place, asked | {"out": out})
+    # a user's mistake is told before Prefect starts
+    if store is None:
+        check_request(request)
+    else:
+        check_sweep(request)
     if baseline:
         read_findings(baseline)
     try:
-        config = None if store else capture_config(asked)
+        config = capture_config(asked) if store is None else None
         summary, judged, certified, closing = calibrate(
             request, engine.name, config, baseline, quiet, with_gonogo, with_certify, with_report
         )

@@ -19,7 +19,7 @@ from prefect.utilities.annotations import quote
 from flows.common import leave_artifacts, leave_report, run_command, stopping_at_once
 from polykv.cli.console import progress
 from polykv.cli.findings import say_findings, say_report
-from polykv.cli.options import engine_of, quiet_option, report_switch, sweep_options
+from polykv.cli.options import engine_of, layers_option, quiet_option, report_switch, sweep_options
 from polykv.cli.sweep import exit_code, sweep_request
 from polykv.report_stages import ClosingReport
 from polykv.stages import (
@@ -91,6 +91,7 @@ def run_layers(planned: Replay, session: Session, one_by_one: bool) -> None:
 
 @click.command()
 @click.argument("store")
+@layers_option
 @sweep_options
 @click.option("--out", required=True, help="Run directory; the same command resumes it.")
 @report_switch(True)

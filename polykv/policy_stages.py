@@ -75,10 +75,10 @@ def export_policy(
     if otherwise not in OTHERWISE:
         raise InputError(f"otherwise is {otherwise!r}; known: {', '.join(OTHERWISE)}")
     opened = RunDirectory.open(run)
-    selection = read_rows(opened.table_path(SELECTION.name), SELECTION)
+    selection = read_rows(opened.existing_table(SELECTION.name), SELECTION)
     source = _chosen(opened, name, sorted({row["policy"] for row in selection}))
     decided = [row for row in selection if row["policy"] == source.name]
-    results = read_rows(opened.table_path(RESULTS.name), RESULTS, policy=source.name, split="confirm")
+    results = read_rows(opened.existing_table(RESULTS.name), RESULTS, policy=source.name, split="confirm")
     receipts = _receipt_digests(opened, results)
     cells = {_key(row): _override(source, row, otherwise) for row in decided}
     evidence = {

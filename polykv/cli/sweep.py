@@ -21,6 +21,8 @@ from polykv.cli.options import (
     engine_of,
     gonogo_switch,
     json_option,
+    layer_numbers,
+    layers_option,
     model_options,
     quiet_option,
     report_switch,
@@ -38,6 +40,7 @@ from polykv.stages import (
     RunFindings,
     SweepRequest,
     capture_stage,
+    check_request,
     check_sweep,
     plan_capture_stage,
     read_findings,
@@ -48,10 +51,12 @@ VERDICT_EXIT = 1
 DAMAGE_EXIT = 3
 # Measured on one core at 12 passages × 256 tokens × 24 queries; only a dry run's estimate uses it.
 SECONDS_PER_JOB = 0.3
+CAPTURED_HERE = "{}-capture"
 
 
 @click.command()
 @click.argument("store")
+@layers_option
 @sweep_options
 @apply(click.option("--out", required=True, help="Run directory; the same command resumes it."), dry_run_option)
 @report_switch(False)
@@ -102,16 +107,14 @@ def calibrate(
     polykv calibrate --model smollm2 --corpus book.txt --out runs/book   # capture goes to runs/book-capture
     """
     asked["out"] = out
-    if store and asked["model"]:
-        raise InputError("--store and --model are both given; a store needs no model")
-    config = None if store else capture_config(asked)
+    check_source(store, asked)
+    config = None if store is not None else capture_config(asked)
     skipped = certify_skipped(with_certify, config)
-    if not store:
+    if store is None:
+        check_request(sweep_request(CAPTURED_HERE.format(out.rstrip("/")), asked))
         store = _captured(asked, out, dry_run, quiet)
         if dry_run:
             return 0
-    elif not quiet:
-        note("skipped: no model (capture, certify)")
     code, told = _sweep(store, asked, dry_run, as_json, quiet, fail_on, {"certify": skipped or "in certify/"})
     if with_gonogo and not dry_run:
         code = max(code, _gonogo(store, out, asked, quiet or as_json))
@@ -119,8 +122,20 @@ def calibrate(
         code = max(code, _certify(store, config, asked, quiet or as_json, fail_on))
     elif skipped and config is not None and not quiet:
         note(f"{skipped} (certify)")
+    elif not quiet:
+        note("skipped: no model (capture, certify)")
     _end(out, with_report and not dry_run, told)
     return code
+
+
+def check_source(store: str | None, asked: dict[str, Any]) -> None:
+    """Refuse a calibration of a store that is also told how to make one: a capture is not cut anew."""
+    names = {"model": "--model", "corpus": "--corpus", "layer_stride": "--layer-stride"}
+    beside = [option for name, option in names.items() if asked[name]]
+    if store is not None and beside:
+        raise InputError(
+            f"--store and {beside[0]} are both given; {beside[0]} says how to capture, a store is captured"
+        )
 
 
 def _end(out: str, with_report: bool, told: dict[str, Any] | None) -> None:
@@ -146,7 +161,8 @@ def _certify(store: str, config: CaptureConfig, asked: dict[str, Any], quiet: bo
 def _gonogo(store: str, out: str, asked: dict[str, Any], quiet: bool) -> int:
     engine = engine_of(asked["serial"], asked["workers"], asked["scheduler"])
     with progress("gonogo", "jobs", quiet) as advance:
-        summary = gonogo_stage(GonogoRequest(store, f"{out}/gonogo"), engine, advance)
+        request = GonogoRequest(store, f"{out}/gonogo", layer_numbers(asked["layers"]))
+        summary = gonogo_stage(request, engine, advance)
     publish_gonogo(out)
     if not quiet:
         say()
@@ -165,11 +181,12 @@ def sweep_request(store: str, asked: dict[str, Any]) -> SweepRequest:
         shared_tokens=asked["shared_tokens"],
         seed=asked["seed"],
         ks_per_job=asked["ks_per_job"],
+        layers=layer_numbers(asked["layers"]),
     )
 
 
 def _captured(asked: dict[str, Any], out: str, dry_run: bool, quiet: bool) -> str:
-    store = f"{out.rstrip('/')}-capture"
+    store = CAPTURED_HERE.format(out.rstrip("/"))
     plan = plan_capture_stage(capture_config(asked), store)
     if not quiet:
         note(f"capture: {plan.meta.n_passages} passages into {store}, about {plan.estimated_seconds:.0f} s")
@@ -216,16 +233,17 @@ def exit_code(findings: RunFindings, summary: ReplaySummary, fail_on: str) -> in
 def _dry_run(checked: CheckedSweep, engine: Engine, as_json: bool) -> dict[str, Any] | None:
     meta, ks = checked.store.meta, checked.config.candidate_ks
     per_job = checked.request.ks_per_job or len(ks)
-    jobs = 2 * len(meta.cells) * (1 + len(checked.policies) * -(-len(ks) // per_job))
+    cells = checked.cells
+    jobs = 2 * len(cells) * (1 + len(checked.policies) * -(-len(ks) // per_job))
     workers = engine.local_workers if engine.kind == "local" else 1
     queries = meta.n_tokens * meta.n_passages * meta.n_queries * max(s.group_size for s in meta.layers)
     seconds = jobs * SECONDS_PER_JOB * queries / (256 * 24 * 24) / workers
     told = {
-        "cells": len(meta.cells),
+        "cells": len(cells),
         "policies": [policy.name for policy in checked.policies],
         "candidate_ks": list(ks),
         "jobs": jobs,
-        "rows": 2 * len(meta.cells) * len(checked.policies) * (len(ks) + 1),
+        "rows": 2 * len(cells) * len(checked.policies) * (len(ks) + 1),
         "estimated_seconds": round(seconds, 1),
     }
     if as_json:

@@ -90,10 +90,10 @@ def test_a_certification_of_another_model_says_so(capsys, made, tmp_path):
 
 MISTAKES = {
     "a certification that is none": (lambda made, tmp: [made, "--with", made], 3, "holds no certification"),
-    "a certification that is not there": (lambda made, tmp: [made, "--with", str(tmp)], 3, "no run.json"),
+    "a certification that is not there": (lambda made, tmp: [made, "--with", str(tmp)], 2, "no run.json"),
     "a certification for two runs": (lambda made, tmp: [made, made, "--with", made], 2, "--with goes with one run"),
-    "no run": (lambda made, tmp: [str(tmp / "nothing")], 3, "no run directory"),
-    "a run that is a file": (lambda made, tmp: [f"{made}/run.json"], 3, "no run directory"),
+    "no run": (lambda made, tmp: [str(tmp / "nothing")], 2, "does not exist"),
+    "a run that is a file": (lambda made, tmp: [f"{made}/run.json"], 2, "is a file; a run directory"),
     "three runs": (lambda made, tmp: [made, made, made], 2, "3 runs are given"),
     "none": (lambda made, tmp: [], 2, "RUN"),
     "a folder that is not there": (lambda made, tmp: [made, "-o", str(tmp / "no" / "r.html")], 2, "there is no folder"),

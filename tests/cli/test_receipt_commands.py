@@ -200,7 +200,7 @@ def test_show_asks_for_what_it_needs(capsys, finished, tmp_path):
         ((finished, "--layer", 5, "--head", 1), 2, "holds the policies int8, two_tier; choose one"),
         ((finished, "--layer", 4, "--head", 1), 2, "has no row of layer 4, KV head 1"),
         ((finished, "--layer", 5, "--head", 1, "--policy", "exact"), 2, "no policy 'exact'"),
-        ((tmp_path / "none", "--layer", 5, "--head", 1), 3, "no run directory"),
+        ((tmp_path / "none", "--layer", 5, "--head", 1), 2, "a run directory was expected"),
     ):
         found, _, err = run(capsys, "show", *argv)
         assert (found, text in err) == (code, True), err

@@ -118,7 +118,7 @@ def test_what_cannot_be_exported_is_refused(run, kind):
 def test_a_run_without_decisions_is_refused(tmp_path):
     run = write_run(tmp_path / "run")
     (run / "selection.parquet").unlink()
-    with pytest.raises(StoreError, match="no such selection table"):
+    with pytest.raises(StoreError, match="has no table 'selection'; it has controls, results"):
         export_policy(run, "int8")
 
 
