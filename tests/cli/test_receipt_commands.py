@@ -275,3 +275,28 @@ class ScaledCodec(TrainedCodec):
 
     def nbytes(self, codes):
         return codes["vectors"].nbytes
+
+
+def shown(capsys, finished, path):
+    assert run(capsys, "show", finished, "--layer", 5, "--head", 1, "--policy", "int8", "--out", path)[0] == 0
+    return json.loads(path.read_text())
+
+
+def test_a_shown_receipt_that_was_changed_consistently_fails_its_body_digest(capsys, finished, tmp_path):
+    path = tmp_path / "cell.json"
+    raw = shown(capsys, finished, path)
+    code, out, _ = run(capsys, "verify", path, "--json")
+    assert (code, "provenance.body_digest" in json.loads(out)["checked"]) == (0, True)
+    raw["model_id"] = "a better model"  # nothing else in a receipt depends on it
+    path.write_text(json.dumps(raw))
+    code, _, err = run(capsys, "verify", path)
+    assert (code, "provenance.body_digest is stated as" in err) == (3, True)
+
+
+def test_a_shown_receipt_of_an_earlier_release_still_reads(capsys, finished, tmp_path):
+    path = tmp_path / "cell.json"
+    raw = shown(capsys, finished, path)
+    del raw["provenance"]["body_digest"]
+    path.write_text(json.dumps(raw))
+    code, out, _ = run(capsys, "verify", path, "--run", finished, "--json")
+    assert (code, "provenance.body_digest" in json.loads(out)["checked"]) == (0, False)
