@@ -1,4 +1,4 @@
-"""The calibration flow: capture (or a store), replay, the dictionary go/no-go and, with a model, certification.
+"""The calibration flow: capture (or a store), replay, the dictionary go/no-go, with a model certification, a report.
 
     python -m flows.calibrate --store data/smollm2-sample --out runs/sample
     python -m flows.calibrate --model smollm2 --corpus book.txt --out runs/book --baseline runs/last
@@ -11,7 +11,7 @@ leaves an artifact that names it.
 # where names in postponed annotations cannot be resolved.
 
 import sys
-from typing import Any
+from typing import Any, NamedTuple
 
 import click
 from prefect import flow, get_run_logger
@@ -20,7 +20,7 @@ from prefect.task_runners import ThreadPoolTaskRunner
 
 from flows.capture import capture
 from flows.certify import certify_found
-from flows.common import run_command
+from flows.common import leave_report, run_command
 from flows.gonogo import gonogo
 from flows.replay import LAYERS_AT_ONCE, sweep
 from polykv.calibrated_stages import certify_skipped
@@ -28,21 +28,39 @@ from polykv.certify_stages import CertifyOutcome
 from polykv.cli.capture import capture_config
 from polykv.cli.certify import none_holds, say_certification
 from polykv.cli.console import note
-from polykv.cli.findings import say_findings
+from polykv.cli.findings import say_findings, say_report
 from polykv.cli.gonogo import say_gonogo
-from polykv.cli.options import certify_switch, engine_of, gonogo_switch, model_options, quiet_option, sweep_options
-from polykv.cli.sweep import VERDICT_EXIT, exit_code, sweep_request
-from polykv.errors import InputError
+from polykv.cli.options import (
+    certify_switch,
+    engine_of,
+    gonogo_switch,
+    model_options,
+    quiet_option,
+    report_switch,
+    sweep_options,
+)
+from polykv.cli.sweep import CAPTURED_HERE, VERDICT_EXIT, check_source, exit_code, sweep_request
 from polykv.gonogo_stages import GonogoRequest, GonogoSummary, gonogo_rows, publish_gonogo
+from polykv.report_stages import ClosingReport
 from polykv.stages import (
     CaptureConfig,
     Engine,
     ReplaySummary,
     SweepRequest,
+    check_request,
     check_sweep,
     moved_cells,
     read_findings,
 )
+
+
+class Calibrated(NamedTuple):
+    """What each stage of a calibration ended with; None where it was left out."""
+
+    summary: ReplaySummary
+    judged: GonogoSummary | None
+    certified: CertifyOutcome | None
+    report: ClosingReport | None
 
 
 @flow(name="calibrate", task_runner=ThreadPoolTaskRunner(max_workers=LAYERS_AT_ONCE))
@@ -54,10 +72,11 @@ def calibrate(
     quiet: bool = False,
     with_gonogo: bool = True,
     with_certify: bool = True,
-) -> tuple[ReplaySummary, GonogoSummary | None, CertifyOutcome | None]:
+    with_report: bool = True,
+) -> Calibrated:
     """Capture into `request.store` when `capture_from` is given, sweep it into `request.out`,
     judge sparse dictionaries there (`with_gonogo`) and, where a model was captured, certify in it
-    what the sweep found (`with_certify`).
+    what the sweep found (`with_certify`). The report (`with_report`) shows all of that.
 
     Raises MovedError when a cell is worse than `baseline`'s interval allows.
     """
@@ -74,16 +93,17 @@ def calibrate(
     summary = sweep(request, Engine.parse(engine), quiet, records)
     judged = None
     if with_gonogo:
-        judged = gonogo(GonogoRequest(request.store, f"{request.out}/gonogo"), engine, quiet)
+        judged = gonogo(GonogoRequest(request.store, f"{request.out}/gonogo", request.layers), engine, quiet)
         publish_gonogo(request.out)
     certified = None
     if capture_from is not None and skipped is None:
         certified = certify_found(request, capture_from, quiet)
     else:
         logger.info("certify %s", skipped)
+    report = leave_report(request.out) if with_report else None
     if baseline is not None:
         _hold_to_baseline(baseline, request.out)
-    return summary, judged, certified
+    return Calibrated(summary, judged, certified, report)
 
 
 class MovedError(RuntimeError):
@@ -106,6 +126,7 @@ def _hold_to_baseline(baseline: str, out: str) -> None:
 @click.option("--out", required=True, help="Run directory; the same command resumes it.")
 @gonogo_switch
 @certify_switch
+@report_switch(True)
 @click.option("--baseline", help="An earlier run directory that no cell may be worse than.")
 @quiet_option
 def command(
@@ -116,20 +137,26 @@ def command(
     fail_on: str,
     with_gonogo: bool,
     with_certify: bool,
+    with_report: bool,
     **asked: Any,
 ) -> int:
     """Calibrate as a Prefect flow (the options of `polykv calibrate`, and --baseline)."""
-    if store and asked["model"]:
-        raise InputError("--store and --model are both given; a store needs no model")
+    check_source(store, asked)
     engine = engine_of(asked["serial"], asked["workers"], asked["scheduler"])
-    request = sweep_request(store or f"{out.rstrip('/')}-capture", asked | {"out": out})
-    if store:
-        check_sweep(request)  # a user's mistake is told before Prefect starts
+    place = CAPTURED_HERE.format(out.rstrip("/")) if store is None else store
+    request = sweep_request(place, asked | {"out": out})
+    # a user's mistake is told before Prefect starts
+    if store is None:
+        check_request(request)
+    else:
+        check_sweep(request)
     if baseline:
         read_findings(baseline)
     try:
-        config = None if store else capture_config(asked)
-        summary, judged, certified = calibrate(request, engine.name, config, baseline, quiet, with_gonogo, with_certify)
+        config = capture_config(asked) if store is None else None
+        summary, judged, certified, closing = calibrate(
+            request, engine.name, config, baseline, quiet, with_gonogo, with_certify, with_report
+        )
     except MovedError as error:
         note(f"polykv: {error}")
         return VERDICT_EXIT
@@ -143,6 +170,8 @@ def command(
         click.echo()
         say_certification(certified)
         code = max(code, int(none_holds(certified, fail_on)))
+    if closing is not None:
+        say_report(closing)
     return code
 
 

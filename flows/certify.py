@@ -79,7 +79,7 @@ def leave_certification(outcome: CertifyOutcome, out: str) -> None:
 def command(out: str, quiet: bool, fail_on: str, **asked: Any) -> int:
     """Certify as a Prefect flow (the options of `polykv certify`)."""
     request = certify_request(asked)
-    for text in prepare_certification(request).notes:  # a user's mistake is told before Prefect starts
+    for text in prepare_certification(request, out=out).notes:  # a user's mistake is told before Prefect starts
         note(f"note: {text}")
     outcome = certify(request, out, quiet)
     say_certification(outcome)

@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import click
+from prefect import get_run_logger
 from prefect.artifacts import create_link_artifact, create_markdown_artifact
 from prefect.server.api.server import SubprocessASGIServer
 from prefect.settings import (
@@ -19,6 +20,7 @@ from prefect.settings import (
 )
 
 from polykv.cli import INTERRUPTED, INTERRUPTED_TEXT, main
+from polykv.report_stages import ClosingReport, closing_report
 from polykv.stages import RunFindings
 
 # A cold ephemeral server needs longer than Prefect's 20 s on a busy machine; nothing is reported home.
@@ -83,6 +85,15 @@ def leave_artifacts(findings: RunFindings) -> None:
         description=f"Verdict per layer and head of run {findings.run_id}",
     )
     create_link_artifact(key="polykv-run", link=f"file://{os.path.abspath(findings.path)}", link_text="run directory")
+
+
+def leave_report(out: str) -> ClosingReport:
+    """Write the report of the finished run `out` and leave a link to it; without one, the reason in the log."""
+    closing = closing_report(out)
+    get_run_logger().info(closing.line)
+    if closing.path is not None:
+        create_link_artifact(key="polykv-report", link=closing.path.absolute().as_uri(), link_text="report")
+    return closing
 
 
 def cells_markdown(rows: list[dict[str, Any]]) -> str:

@@ -8,7 +8,7 @@ python -m flows.replay data/smollm2-sample --out runs/sample
 
 import sys
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import click
 from prefect import flow, get_run_logger, task
@@ -16,11 +16,12 @@ from prefect.cache_policies import NO_CACHE
 from prefect.task_runners import ThreadPoolTaskRunner
 from prefect.utilities.annotations import quote
 
-from flows.common import leave_artifacts, run_command, stopping_at_once
+from flows.common import leave_artifacts, leave_report, run_command, stopping_at_once
 from polykv.cli.console import progress
-from polykv.cli.findings import say_findings
-from polykv.cli.options import engine_of, quiet_option, sweep_options
+from polykv.cli.findings import say_findings, say_report
+from polykv.cli.options import engine_of, layers_option, quiet_option, report_switch, sweep_options
 from polykv.cli.sweep import exit_code, sweep_request
+from polykv.report_stages import ClosingReport
 from polykv.stages import (
     Engine,
     Replay,
@@ -38,6 +39,13 @@ from polykv.stages import (
 LAYERS_AT_ONCE = 8
 
 
+class Replayed(NamedTuple):
+    """What a replay ended with; `report` None: not asked for."""
+
+    summary: ReplaySummary
+    report: ClosingReport | None
+
+
 @task(name="replay-layer", task_run_name="layer-{layer}", cache_policy=NO_CACHE)
 def replay_layer(layer: int, replay: Replay, session: Session) -> tuple[int, int]:
     """One layer's cells as jobs on the shared session; returns (jobs run, jobs failed)."""
@@ -48,9 +56,10 @@ def replay_layer(layer: int, replay: Replay, session: Session) -> tuple[int, int
 
 
 @flow(name="replay", task_runner=ThreadPoolTaskRunner(max_workers=LAYERS_AT_ONCE))
-def replay(request: SweepRequest, engine: str = "local", quiet: bool = False) -> ReplaySummary:
+def replay(request: SweepRequest, engine: str = "local", quiet: bool = False, with_report: bool = True) -> Replayed:
     """Sweep a capture store into `request.out`; `engine`: serial, local, local:N or tcp://HOST:PORT."""
-    return sweep(request, Engine.parse(engine), quiet)
+    summary = sweep(request, Engine.parse(engine), quiet)
+    return Replayed(summary, leave_report(request.out) if with_report else None)
 
 
 def sweep(
@@ -82,17 +91,21 @@ def run_layers(planned: Replay, session: Session, one_by_one: bool) -> None:
 
 @click.command()
 @click.argument("store")
+@layers_option
 @sweep_options
 @click.option("--out", required=True, help="Run directory; the same command resumes it.")
+@report_switch(True)
 @quiet_option
-def command(store: str, quiet: bool, fail_on: str, **asked: Any) -> int:
+def command(store: str, quiet: bool, fail_on: str, with_report: bool, **asked: Any) -> int:
     """Replay as a Prefect flow (the options of `polykv replay`)."""
     engine = engine_of(asked["serial"], asked["workers"], asked["scheduler"])
     request = sweep_request(store, asked)
     check_sweep(request)  # a user's mistake is told before Prefect starts
-    summary = replay(request, engine.name, quiet)
+    summary, closing = replay(request, engine.name, quiet, with_report)
     findings = read_findings(request.out)
     say_findings(findings, summary)
+    if closing is not None:
+        say_report(closing)
     return exit_code(findings, summary, fail_on)
 
 

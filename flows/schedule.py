@@ -18,7 +18,7 @@ from prefect.schedules import Cron
 
 from flows.calibrate import calibrate
 from flows.common import has_server, run_command
-from polykv.cli.options import engine_of, sweep_options
+from polykv.cli.options import engine_of, layers_option, sweep_options
 from polykv.cli.sweep import sweep_request
 from polykv.errors import InputError
 from polykv.stages import check_sweep
@@ -31,6 +31,7 @@ NO_SERVER = (
 
 @click.command()
 @click.option("--store", required=True, help="The capture store to calibrate on.")
+@layers_option
 @sweep_options
 @click.option("--out", required=True, help="Run directory; each night continues it, so only changes are computed.")
 @click.option("--baseline", help="An earlier run directory that no cell may be worse than.")

@@ -37,7 +37,7 @@ from polykv.schemas import CERTIFY
 from polykv.storage import CaptureStore
 from polykv.storage.atomic import write_bytes
 from polykv.storage.results import write_table
-from polykv.storage.run import RUN_ID_HEX_DIGITS, RunDirectory
+from polykv.storage.run import RUN_ID_HEX_DIGITS, RunDirectory, refuse_no_place_for_a_run
 from polykv.types import Cell
 
 __all__ = [
@@ -102,9 +102,14 @@ class CertifyOutcome:
 
 
 def prepare_certification(
-    request: CertifyRequest, storage_options: Mapping[str, Any] | None = None
+    request: CertifyRequest, storage_options: Mapping[str, Any] | None = None, out: str | None = None
 ) -> PreparedCertification:
-    """Resolve policies, read the corpus, fit mean keys; raises before any model is loaded."""
+    """Resolve policies, read the corpus, fit mean keys; raises before any model is loaded.
+
+    `out`: the run directory it is meant for, refused here when none can stand there.
+    """
+    if out is not None:
+        refuse_no_place_for_a_run(out)
     if not request.policies:
         raise InputError("no policy to certify; for example --policy two_tier")
     if not request.corpus and request.store is None:

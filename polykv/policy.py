@@ -15,6 +15,7 @@ pool's codecs take the policy's seed, the shell's that seed + 10,000 (seed docum
 from __future__ import annotations
 
 import difflib
+import os
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields, replace
@@ -27,6 +28,7 @@ from polykv.codecs.base import Codec
 from polykv.codecs.registry import build_codec
 from polykv.errors import InputError, PolicyError
 from polykv.receipts import digest_json, parse_json, pretty_json, to_plain
+from polykv.strict import within
 from polykv.types import STREAMS, TIERS, Cell
 
 POLICY_SCHEMA = "polykv_policy_v1"
@@ -186,7 +188,8 @@ class CompressionPolicy:
             text = Path(path).read_bytes()
         except OSError as error:
             raise PolicyError(f"cannot read policy file {path}: {error.strerror}") from error
-        return cls.from_dict(parse_json(text, f"policy file {path}"))
+        with within(f"policy file {path}: "):
+            return cls.from_dict(parse_json(text, "it"))
 
     @classmethod
     def reference(cls, seed: int = 42) -> CompressionPolicy:
@@ -243,7 +246,11 @@ class CompressionPolicy:
     @classmethod
     def resolve(cls, text: str) -> CompressionPolicy:
         """A named policy, or the policy in the file whose name ends in .json."""
-        return cls.load(text) if text.endswith(".json") else cls.named(text)
+        if text.endswith(".json"):
+            return cls.load(text)
+        if text not in NAMED_POLICIES and ("/" in text or os.path.isfile(text)):
+            raise PolicyError(f"{text!r} is no policy: the name of a policy file ends in .json")
+        return cls.named(text)
 
 
 NAMED_POLICIES = (

@@ -19,7 +19,7 @@ from typing import Any
 
 from polykv.errors import InputError
 from polykv.policy import CompressionPolicy
-from polykv.receipts import digest_json, parse_json, pretty_json
+from polykv.receipts import parse_json, pretty_json
 from polykv.replay.sweep_receipt import receipt_of_rows
 from polykv.schemas import RESULTS, SELECTION
 from polykv.storage.atomic import write_bytes
@@ -75,10 +75,10 @@ def export_policy(
     if otherwise not in OTHERWISE:
         raise InputError(f"otherwise is {otherwise!r}; known: {', '.join(OTHERWISE)}")
     opened = RunDirectory.open(run)
-    selection = read_rows(opened.table_path(SELECTION.name), SELECTION)
+    selection = read_rows(opened.existing_table(SELECTION.name), SELECTION)
     source = _chosen(opened, name, sorted({row["policy"] for row in selection}))
     decided = [row for row in selection if row["policy"] == source.name]
-    results = read_rows(opened.table_path(RESULTS.name), RESULTS, policy=source.name, split="confirm")
+    results = read_rows(opened.existing_table(RESULTS.name), RESULTS, policy=source.name, split="confirm")
     receipts = _receipt_digests(opened, results)
     cells = {_key(row): _override(source, row, otherwise) for row in decided}
     evidence = {
@@ -155,13 +155,13 @@ def _evidence(row: Row, override: Row, otherwise: str, receipts: Mapping[str, st
 
 
 def _receipt_digests(run: RunDirectory, results: Sequence[Row]) -> dict[str, str]:
-    """blake3 of each cell's receipt on confirm, as `polykv receipt show` gives it; none for a cell whose rows all failed."""
+    """Body digest of each cell's receipt on confirm, as `polykv receipt show` states it; none for a cell whose rows all failed."""
     by_cell: dict[str, list[Row]] = {}
     for row in results:
         by_cell.setdefault(_key(row), []).append(row)
     model_id = str(run.config.get("model_id", ""))
     return {
-        key: digest_json(receipt_of_rows(rows, model_id, run.run_id, run.config_digest).to_dict())
+        key: receipt_of_rows(rows, model_id, run.run_id, run.config_digest).body_digest()
         for key, rows in by_cell.items()
         if any(row["status"] == "ok" and row["row_kind"] == "candidate" for row in rows)
     }

@@ -101,7 +101,7 @@ def show_receipt(
 ) -> CapturedReplayReceipt:
     """The receipt of one cell of a run; `policy` may be left out when the run has only one."""
     opened = RunDirectory.open(run)
-    rows = read_rows(opened.table_path(RESULTS.name), RESULTS, layer=layer, kv_head=kv_head, split=split)
+    rows = read_rows(opened.existing_table(RESULTS.name), RESULTS, layer=layer, kv_head=kv_head, split=split)
     policies = sorted({row["policy"] for row in rows})
     if not policies:
         raise InputError(f"{run} has no row of layer {layer}, KV head {kv_head}, split {split!r}")
@@ -160,6 +160,7 @@ def _resolved(ks: Sequence[int | str], fixture: CapturedReplayFixture) -> tuple[
 
 
 def _verified(receipt: Record, evidence: Evidence) -> tuple[str, ...]:
+    _refuse_foreign(receipt, evidence)
     if isinstance(receipt, CapturedReplayReceipt):
         return _verified_replay(receipt, evidence)
     if isinstance(receipt, ModelReplayReceipt):
@@ -182,6 +183,16 @@ def _verified(receipt: Record, evidence: Evidence) -> tuple[str, ...]:
     return found.finish()
 
 
+def _refuse_foreign(receipt: Record, evidence: Evidence) -> None:
+    """Evidence that a receipt of this schema is never held against would make "holds" say more than was checked."""
+    fit = ("fixture", "policy", "run") if isinstance(receipt, CapturedReplayReceipt) else ("pool", "shell")
+    foreign = [item.name for item in fields(evidence) if getattr(evidence, item.name) and item.name not in fit]
+    if foreign:
+        raise InputError(f"--{foreign[0]}: {receipt.schema} is checked against --{', --'.join(fit)}")
+    if evidence.policy and not evidence.fixture:
+        raise InputError("--policy needs --fixture: it is the policy to replay the fixture with")
+
+
 def _verified_replay(receipt: CapturedReplayReceipt, evidence: Evidence) -> tuple[str, ...]:
     checked = receipt.verify()
     if evidence.fixture is not None:
@@ -195,7 +206,7 @@ def _verified_replay(receipt: CapturedReplayReceipt, evidence: Evidence) -> tupl
             raise InputError(f"the receipt does not say its {lost[0]}: it is not of a run")
         again = show_receipt(evidence.run, place["layer"], place["kv_head"], place["policy"], place["split"])
         found = Comparison(receipt.schema)
-        found.equal("digest of the run's receipt", receipt.digest(), again.digest())
+        found.equal("digest of the run's receipt", receipt.body_digest(), again.body_digest())
         checked += found.finish()
     return checked
 

@@ -110,7 +110,7 @@ _VERDICT = (
         "verdict", "string", "", "pass, fail, inconclusive, insensitive; invalid when the exact control fails", _FAILED
     ),
     Column(
-        "verdict_reason", "string", "", "too_few_passages, non_finite, insensitive …", "the verdict speaks for itself"
+        "verdict_reason", "string", "", "too_few_passages, non_finite, zero_output …", "the verdict speaks for itself"
     ),
     Column("blockers", "blockers", "", "gates not passed: gate, value (null when not finite), limit", _FAILED),
 )
@@ -139,7 +139,9 @@ CONTROLS = TableSchema(
         ),
         Column("expected", "string", "", "pass for exact, fail for the destructive ones"),
         Column("status", "string", "", "ok, or failed"),
-        Column("reason", "string", "", "why the job failed", "it did not"),
+        Column(
+            "reason", "string", "", "why the job failed, or zero_output: the head's exact output is all zero", "neither"
+        ),
         Column("row_digest", "string", "", "blake3 of all that determines this row's figures"),
         _figure("output_cosine_mean", "1", "cosine to the exact output"),
         _figure("attention_kl_mean", "nats", "KL(control ‖ exact) of the attention weights"),
@@ -176,7 +178,7 @@ SELECTION = TableSchema(
             "verdict_reason",
             "string",
             "",
-            "too_few_passages, non_finite, no_candidate_k_passes_on_select …",
+            "too_few_passages, non_finite, zero_output, no_candidate_k_passes_on_select …",
             "nothing to say",
         ),
         _figure("select_output_cosine_mean", "1", "output cosine on select"),

@@ -29,8 +29,8 @@ from polykv.report.summary import PolicySummary, control_lines, headline, policy
 from polykv.schemas import CONTROLS, SELECTION
 from polykv.storage import CaptureStore, CaptureWriter, Location, refuse_occupied
 from polykv.storage.results import read_rows
-from polykv.storage.run import RunDirectory
-from polykv.types import TIERS
+from polykv.storage.run import RunDirectory, refuse_no_place_for_a_run
+from polykv.types import TIERS, Cell
 
 __all__ = [
     "CaptureConfig",
@@ -42,6 +42,7 @@ __all__ = [
     "Session",
     "SweepRequest",
     "capture_stage",
+    "check_request",
     "check_sweep",
     "moved_cells",
     "open_run",
@@ -54,6 +55,8 @@ __all__ = [
 
 DEFAULT_POLICIES = ("two_tier", "int8")
 DEFAULT_KS = ("8", "16", "32", "64", "128", "full")
+# Tokens of a passage that no capture reaches: budgets are checked before there is a store to ask.
+LONGEST = 2**31
 FAIL_ON = ("fail", "inconclusive", "never")
 
 
@@ -63,7 +66,7 @@ class SweepRequest:
 
     `store` path or URL; `out` run directory; `policies` names or .json files; `ks` budgets,
     numbers or "full"; `gates` as text ("output_cosine_mean>=0.999"; none: the defaults);
-    `ks_per_job` candidate_ks per job (None: all in one).
+    `ks_per_job` candidate_ks per job (None: all in one); `layers` of the model to sweep (None: all captured).
     """
 
     store: str
@@ -74,6 +77,7 @@ class SweepRequest:
     shared_tokens: int | None = None
     seed: int = 42
     ks_per_job: int | None = None
+    layers: tuple[int, ...] | None = None
 
 
 @dataclass(frozen=True)
@@ -86,6 +90,11 @@ class CheckedSweep:
     config: SweepConfig
     artifacts: tuple[Artifacts, ...]
     notes: tuple[str, ...] = ()
+
+    @property
+    def cells(self) -> tuple[Cell, ...]:
+        """The cells to sweep: all captured ones of the layers asked for."""
+        return _cells(self.store, self.request.layers)
 
 
 def parse_gate(text: str) -> Gate:
@@ -115,28 +124,58 @@ def parse_ks(texts: Sequence[str]) -> list[int | str]:
     return found
 
 
-def check_sweep(request: SweepRequest, storage_options: dict[str, Any] | None = None) -> CheckedSweep:
-    """Open the store and refuse what cannot work: policies, budgets, gates, head_dims, splits, tiers."""
-    config_ks = parse_ks(request.ks)
+def check_request(request: SweepRequest) -> list[tuple[CompressionPolicy, Artifacts]]:
+    """Refuse what no store could make right (policies, budgets, gates, seed, the run's place); returns the policies.
+
+    A calibration with a model asks this before the capture, which may take hours.
+    """
     loaded = [load_policy(name) for name in request.policies]
-    policies = tuple(policy for policy, _ in loaded)
-    if not policies:
+    if not loaded:
         raise InputError("no policy to sweep; for example --policy two_tier,int8")
-    names = [policy.name for policy in policies]
+    names = [policy.name for policy, _ in loaded]
     twice = next((name for name in names if names.count(name) > 1), None)
     if twice:
         raise InputError(f"two policies are named {twice!r}; a table needs one name a policy")
+    if request.ks_per_job is not None and request.ks_per_job < 1:
+        raise InputError(f"ks_per_job is {request.ks_per_job}, must be at least 1")
+    _config(request, LONGEST)
+    refuse_no_place_for_a_run(request.out)
+    return loaded
+
+
+def check_sweep(request: SweepRequest, storage_options: dict[str, Any] | None = None) -> CheckedSweep:
+    """Open the store and refuse what cannot work: policies, budgets, gates, layers, head_dims, splits, tiers."""
+    loaded = check_request(request)
     store = CaptureStore.open(request.store, storage_options)
-    ks, notes = normalise_candidate_ks(config_ks, store.meta.n_tokens)
-    gates = tuple(parse_gate(text) for text in request.gates) or DEFAULT_GATES
-    config = SweepConfig(ks, request.shared_tokens, gates, request.seed)
+    config, notes = _config(request, store.meta.n_tokens)
+    cells = _cells(store, request.layers)
     _check_splits(store)
     _check_gates(store, config)
     _check_tiers(store, config)
     for policy, artifacts in loaded:
-        _check_codecs(store, policy, artifacts)
-        notes += _policy_notes(store, policy)
-    return CheckedSweep(request, store, policies, config, tuple(artifacts for _, artifacts in loaded), tuple(notes))
+        _check_codecs(store, cells, policy, artifacts)
+        notes += _policy_notes(cells, policy)
+    policies, artifacts = zip(*loaded, strict=True)
+    checked = CheckedSweep(request, store, policies, config, artifacts, tuple(notes))
+    refuse_no_place_for_a_run(request.out, _run_config(checked))
+    return checked
+
+
+def _config(request: SweepRequest, n_tokens: int) -> tuple[SweepConfig, list[str]]:
+    ks, notes = normalise_candidate_ks(parse_ks(request.ks), n_tokens)
+    gates = tuple(parse_gate(text) for text in request.gates) or DEFAULT_GATES
+    return SweepConfig(ks, request.shared_tokens, gates, request.seed), list(notes)
+
+
+def _cells(store: CaptureStore, layers: Sequence[int] | None) -> tuple[Cell, ...]:
+    if layers is None:
+        return store.meta.cells
+    known = [spec.layer for spec in store.meta.layers]
+    absent = [layer for layer in layers if layer not in known]
+    if absent or not layers:
+        what = f"layer {absent[0]} is not in the capture" if absent else "no layer is asked for"
+        raise InputError(f"{what}; {store.url} has {', '.join(map(str, known))}")
+    return tuple(cell for cell in store.meta.cells if cell.layer in layers)
 
 
 def _check_splits(store: CaptureStore) -> None:
@@ -164,21 +203,20 @@ def _check_tiers(store: CaptureStore, config: SweepConfig) -> None:
         )
 
 
-def _policy_notes(store: CaptureStore, policy: CompressionPolicy) -> list[str]:
+def _policy_notes(cells: Sequence[Cell], policy: CompressionPolicy) -> list[str]:
     """What of a policy this sweep does not use."""
     notes = []
-    known = {cell.key for cell in store.meta.cells}
-    absent = sorted(set(policy.cells) - known)
+    absent = sorted(set(policy.cells) - {cell.key for cell in cells})
     if absent:
-        notes.append(f"policy {policy.name!r} has {len(absent)} cell(s) that the capture has not, such as {absent[0]}")
+        notes.append(f"policy {policy.name!r} has {len(absent)} cell(s) that are not swept, such as {absent[0]}")
     if policy.candidate_k is not None or any("candidate_k" in cell for cell in policy.cells.values()):
         notes.append(f"policy {policy.name!r} names candidate_k: a sweep measures --ks and chooses anew")
     return notes
 
 
-def _check_codecs(store: CaptureStore, policy: CompressionPolicy, artifacts: Artifacts) -> None:
+def _check_codecs(store: CaptureStore, cells: Sequence[Cell], policy: CompressionPolicy, artifacts: Artifacts) -> None:
     """Build every codec the sweep will need: a head_dim it cannot take or a lost artifact shows here."""
-    for layer, kv_head in store.meta.cells:
+    for layer, kv_head in cells:
         spec = store.meta.layer(layer)
         for tier in TIERS:
             policy.codec(tier, "key", layer, kv_head, spec.head_dim, artifacts)
@@ -187,9 +225,7 @@ def _check_codecs(store: CaptureStore, policy: CompressionPolicy, artifacts: Art
 
 def open_run(checked: CheckedSweep) -> RunDirectory:
     """The run directory of a sweep, made or continued, as its only writer."""
-    config = replay_config(checked.store, checked.policies, checked.config)
-    config["model_id"] = checked.store.meta.model_id
-    run = RunDirectory.create_or_resume(checked.request.out, config)
+    run = RunDirectory.create_or_resume(checked.request.out, _run_config(checked))
     run.record("request", asdict(checked.request))
     for policy, artifacts in zip(checked.policies, checked.artifacts, strict=True):
         for digest in policy.artifacts:
@@ -197,10 +233,21 @@ def open_run(checked: CheckedSweep) -> RunDirectory:
     return run
 
 
+def _run_config(checked: CheckedSweep) -> dict[str, Any]:
+    config = replay_config(checked.store, checked.policies, checked.config, checked.cells)
+    return config | {"model_id": checked.store.meta.model_id}
+
+
 def plan_sweep(checked: CheckedSweep, run: RunDirectory, on_progress: OnProgress | None = None) -> Replay:
     """What is missing from the run, as a replay whose layers can be run one by one or together."""
     return Replay.planned(
-        checked.store, checked.policies, checked.config, run, checked.request.ks_per_job, on_progress=on_progress
+        checked.store,
+        checked.policies,
+        checked.config,
+        run,
+        checked.request.ks_per_job,
+        checked.cells,
+        on_progress=on_progress,
     )
 
 
@@ -249,8 +296,8 @@ class RunFindings:
 def read_findings(path: str | Path) -> RunFindings:
     """Read what a run found from its tables; raises StoreError for a run that has none yet."""
     run = RunDirectory.open(path)
-    cells = read_rows(run.table_path(SELECTION.name), SELECTION)
-    controls = read_rows(run.table_path(CONTROLS.name), CONTROLS)
+    cells = read_rows(run.existing_table(SELECTION.name), SELECTION)
+    controls = read_rows(run.existing_table(CONTROLS.name), CONTROLS)
     policies = policy_summaries(cells)
     model_id = str(run.config.get("model_id", "the model"))
     return RunFindings(
@@ -270,12 +317,15 @@ def moved_cells(baseline: str | Path, path: str | Path) -> list[Movement]:
     return movements(read_findings(baseline).cells, read_findings(path).cells)
 
 
-def plan_capture_stage(config: CaptureConfig, out: str) -> Any:
-    """Load the model and rehearse one passage; a target that exists is refused before that."""
+def plan_capture_stage(config: CaptureConfig, out: str, on_load: Callable[[], None] | None = None) -> Any:
+    """Load the model and rehearse one passage; a target that exists is refused before that.
+
+    `on_load` is called when the files are in order and the model begins to load.
+    """
     from polykv.capture.plan import plan_capture
 
     refuse_occupied(Location.of(out))
-    return plan_capture(config)
+    return plan_capture(config, on_load=on_load)
 
 
 def capture_stage(plan: Any, out: str, on_passage: Callable[[int, int], None] | None = None) -> Any:

@@ -26,6 +26,37 @@ def section(title):
     return commands(re.search(r"^```\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)[1])
 
 
+def snippet(title):
+    """The first block of Python of a section."""
+    text = README.split(f"\n## {title}\n", 1)[1]
+    return re.search(r"^```python\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)[1]
+
+
+def run_snippet(code, folder):
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=folder, env=environment(), capture_output=True, text=True, timeout=120, check=False
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+@pytest.fixture(scope="module")
+def demo(tmp_path_factory):
+    """A small run as `make demo` leaves one."""
+    out = tmp_path_factory.mktemp("demo") / "demo"
+    run(f"polykv replay data/smollm2-sample --out {out} --policy int8,kivi4 --ks 32,full -q", ROOT)
+    return out
+
+
+@pytest.fixture
+def demo_place(demo, workplace):
+    """A workplace where runs/demo and an earlier runs/last stand."""
+    (workplace / "runs").mkdir()
+    for name in ("demo", "last"):
+        (workplace / "runs" / name).symlink_to(demo)
+    return workplace
+
+
 def commands(block):
     return [line for line in (re.sub(r"\s+#.*", "", raw).strip() for raw in block.splitlines()) if line]
 
@@ -60,12 +91,22 @@ def run(line, folder, **settings):
     return done.stdout
 
 
+RUN_HERE = (
+    "Your own model", "Is a sparse dictionary worth it?", "What it costs the model", "A policy in your engine", "Receipts",
+    "Query the tables", "Policies", "On a cluster", "Schedule it",
+)  # fmt: skip
+
+
 def test_every_command_of_the_readme_is_known_here():
     """A command that no test below and no step of CI runs must not stand in the README."""
-    run_here = [*section("Your own model"), *section("Is a sparse dictionary worth it?"), *section("What it costs the model"), *section("Receipts"), *re_blocks("polykv inspect"), *section("Policies"), *section("On a cluster"), *section("Schedule it")]  # fmt: skip
+    run_here = [*(line for title in RUN_HERE for line in section(title)), *re_blocks("polykv inspect")]
     for line in (line for block in blocks() for line in commands(block)):
         if re.match(r"(polykv|python|dask|prefect|make|\.|export) ", line):
             assert line in run_here or re.fullmatch(r"make (demo|test|hf)", line), line
+
+
+def test_every_snippet_of_the_readme_is_known_here():
+    assert blocks("python") == [snippet("A policy in your engine"), snippet("Query the tables")]
 
 
 def re_blocks(start):
@@ -100,14 +141,26 @@ def test_a_dictionary_judged_and_replayed(workplace):
 
 
 @pytest.mark.slow
-def test_the_query_reads_the_demos_table(workplace):
-    (snippet,) = blocks("python")
-    run("polykv replay data/smollm2-sample --out runs/demo --policy int8 --ks 64,full -q", workplace)
-    done = subprocess.run(
-        [sys.executable, "-c", snippet], cwd=workplace, capture_output=True, text=True, timeout=120, check=False
-    )
-    assert done.returncode == 0, done.stderr
-    assert "cells_that_pass" in done.stdout
+def test_the_queries_of_the_demo(demo_place):
+    names, worst, cheapest, own, moved = section("Query the tables")
+    listed = run(names, demo_place)
+    for word in ("worst_cells", "cheapest_k", "pareto", "blockers", "run_diff", "certified"):
+        assert word in listed
+    assert len(run(worst, demo_place).splitlines()) == 1 + 5
+    run(cheapest, demo_place)
+    assert (demo_place / "cheapest.csv").read_text().startswith("layer,policy,")
+    assert "int8" in run(own, demo_place)
+    assert run(moved, demo_place) == "no rows\n"
+    assert "cells_that_pass" in run_snippet(snippet("Query the tables"), demo_place)
+
+
+@pytest.mark.slow
+def test_a_policy_goes_into_an_engine(demo_place):
+    export, show, schema = section("A policy in your engine")
+    run(export, demo_place)
+    assert "of 15 compressed" in run(show, demo_place)
+    assert '"$schema"' in run(schema, demo_place)
+    assert run_snippet(snippet("A policy in your engine"), demo_place).startswith("4 32 32 (1, 128) ")
 
 
 @pytest.mark.slow
@@ -154,10 +207,14 @@ def test_your_own_model(workplace):
 
 @pytest.mark.hf
 @pytest.mark.slow
-def test_what_it_costs_the_model(workplace):
-    (line,) = section("What it costs the model")
-    assert "kivi4" in run(line + " -q --fail-on never", workplace)
-    assert (workplace / "runs/certified/certify.parquet").exists()
+def test_what_it_costs_the_model(demo_place):
+    certify, report = section("What it costs the model")
+    said = run(certify + " -q --fail-on never", demo_place)
+    assert "kivi4" in said
+    assert "keys4_values3" in said
+    assert (demo_place / "runs/certified/certify.parquet").exists()
+    run(report, demo_place)
+    assert "perplexity with the policy on" in (demo_place / "runs/demo/report.html").read_text()
 
 
 def _start(argv, folder, **settings):

@@ -66,10 +66,14 @@ class CaptureConfig:
         _check_choice("split_by", self.split_by, SPLIT_RULES)
         _check_fractions(self.split_fractions)
         if self.min_tokens > self.n_tokens:
-            raise InputError(f"min_tokens is {self.min_tokens}, more than the {self.n_tokens} tokens of a passage")
+            raise InputError(
+                f"passages of {self.n_tokens} tokens (--tokens) are shorter than the {self.min_tokens} that a text must "
+                f"have (min_tokens): ask for --tokens {self.min_tokens} or more"
+            )
         if self.n_labels and self.n_labels < self.n_queries:
             raise InputError(
-                f"n_labels is {self.n_labels}, fewer than the {self.n_queries} next tokens it must hold (0: none)"
+                f"n_labels is {self.n_labels}, fewer than the {self.n_queries} next tokens it must hold: "
+                f"ask for --labels {self.n_queries} or more, or for none with --labels 0"
             )
         if self.layers is not None and self.layer_stride is not None:
             raise InputError(

@@ -48,14 +48,22 @@ class LoadedModel:
         return f"token {self.bos_id} (BOS) before every passage, as the tokenizer does"
 
 
-def load_model(name: str, compute_dtype: str = "float32", model_cache: str | None = None) -> LoadedModel:
+def load_model(
+    name: str,
+    compute_dtype: str = "float32",
+    model_cache: str | None = None,
+    on_load: Callable[[], None] | None = None,
+) -> LoadedModel:
     """Load `name` for capture, weights in `compute_dtype`, in evaluation mode.
 
+    `on_load` is called when the model is found and the slow part begins.
     Raises MissingExtraError without torch, transformers or the packaged model, and InputError
     when `name` is no model directory, no .gguf file and cannot be had from the hub.
     """
     torch, transformers = hf_modules()
     path, model_id = _locate(name)
+    if on_load is not None:
+        on_load()
     dtype = {"float32": torch.float32, "bfloat16": torch.bfloat16}[compute_dtype]
     gguf = path.suffix == ".gguf"
     weight_digest = _weight_digest([path] if gguf else _weight_files(path))

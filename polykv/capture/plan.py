@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import platform
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from importlib.metadata import PackageNotFoundError, version
 
@@ -78,15 +78,19 @@ class CapturePlan:
         return per_passage * meta.n_passages + constants
 
 
-def plan_capture(config: CaptureConfig, loaded: LoadedModel | None = None) -> CapturePlan:
+def plan_capture(
+    config: CaptureConfig, loaded: LoadedModel | None = None, on_load: Callable[[], None] | None = None
+) -> CapturePlan:
     """Load the model (unless given), cut the corpus, and capture the first passage as a rehearsal.
 
+    `on_load` is called when nothing but the model itself can be wrong, before it is loaded.
     Raises InputError for what cannot be meant, UnsupportedModelError for a model whose attention
     cannot be read, CaptureError when the first passage does not recompute.
     """
     documents = read_corpus(config.corpus, config.text_field)
-    loaded = loaded or load_model(config.model, config.compute_dtype, config.model_cache)
+    loaded = loaded or load_model(config.model, config.compute_dtype, config.model_cache, on_load)
     check_model(loaded, config.n_tokens)
+    check_labels(loaded, config.n_labels)
     corpus = cut_passages(documents, loaded.tokenize, _passage_rules(config), loaded.bos_id)
     rows = _rows(corpus, config)
     check_token_ids(loaded, [row.token_ids for row in rows])
@@ -96,7 +100,7 @@ def plan_capture(config: CaptureConfig, loaded: LoadedModel | None = None) -> Ca
         loaded.model,
         {layer: specs[layer] for layer in kept},
         config.store_dtype,
-        min(config.n_labels, loaded.n_token_ids, _vocabulary(loaded)),
+        config.n_labels,
         loaded.n_token_ids,
         Projections(loaded.model),
     )
@@ -154,6 +158,15 @@ def check_model(loaded: LoadedModel, n_tokens: int) -> None:
     longest = getattr(model_config.get_text_config(decoder=True), "max_position_embeddings", None)
     if longest is not None and n_tokens > longest:
         raise InputError(f"passages of {n_tokens} tokens are longer than the model's {longest} positions")
+
+
+def check_labels(loaded: LoadedModel, n_labels: int) -> None:
+    """Raise InputError, with both numbers, when there are fewer token ids than labels to keep."""
+    known = min(loaded.n_token_ids, _vocabulary(loaded))
+    if n_labels > known:
+        raise InputError(
+            f"n_labels is {n_labels}, more than the {known} token ids of the model: ask for --labels {known} or fewer"
+        )
 
 
 def check_token_ids(loaded: LoadedModel, passages: Sequence[np.ndarray]) -> None:

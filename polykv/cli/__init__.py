@@ -7,6 +7,7 @@ Exit codes: 0 it ran and no requested gate failed; 1 the verdict; 2 bad input or
 from __future__ import annotations
 
 import difflib
+import errno
 import sys
 import traceback
 
@@ -18,7 +19,10 @@ from polykv.errors import PolykvError
 
 INTERRUPTED = 130
 INTERRUPTED_TEXT = "polykv: interrupted; what is done is kept: run the same command again to go on"
+BAD_INPUT = 2
 INTERNAL_ERROR = 3
+# What the file system refuses of a path that somebody gave us.
+REFUSED_BY_SYSTEM = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENAMETOOLONG, errno.ELOOP)
 
 
 class Commands(click.Group):
@@ -101,12 +105,21 @@ def main(argv: list[str] | None = None, command: click.Command = cli) -> int:
         # The reader of our output (head, less) went away: not an error of ours.
         sys.stderr.close()
         return 0
+    except OSError as error:
+        if error.errno not in REFUSED_BY_SYSTEM:
+            return _internal(error)
+        click.echo(f"polykv: {error.filename or 'a file'}: {error.strerror}", err=True)
+        return BAD_INPUT
     except Exception as error:
-        # Not 1, which is a verdict: a fault of ours must not look like a policy that fails.
-        traceback.print_exc()
-        click.echo(f"polykv: internal error, {type(error).__name__}: {error}; please report the lines above", err=True)
-        return INTERNAL_ERROR
+        return _internal(error)
     return code if isinstance(code, int) else 0
+
+
+def _internal(error: Exception) -> int:
+    # Not 1, which is a verdict: a fault of ours must not look like a policy that fails.
+    traceback.print_exc()
+    click.echo(f"polykv: internal error, {type(error).__name__}: {error}; please report the lines above", err=True)
+    return INTERNAL_ERROR
 
 
 def run() -> None:

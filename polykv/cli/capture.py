@@ -9,7 +9,7 @@ from typing import Any
 import click
 
 from polykv.cli.console import note, progress, say, say_json, size
-from polykv.cli.options import apply, dry_run_option, json_option, model_options, quiet_option, whole_numbers
+from polykv.cli.options import apply, dry_run_option, json_option, layer_numbers, model_options, quiet_option
 from polykv.errors import InputError
 from polykv.stages import CaptureConfig, capture_stage, plan_capture_stage
 
@@ -34,9 +34,7 @@ def capture(out: str, dry_run: bool, as_json: bool, quiet: bool, **asked: Any) -
                    --corpus 'select:c/*.txt' --tokens 512 --out s3://bucket/llama --dry-run
     """
     config = capture_config(asked)
-    if not quiet:
-        note(f"loading {config.model} …")
-    plan = plan_capture_stage(config, out)
+    plan = plan_capture_stage(config, out, None if quiet else lambda: note(f"loading {config.model} …"))
     for name, reason in plan.corpus.skipped:
         note(f"left out: {name}: {reason}")
     if plan.logits_detail and not quiet:
@@ -76,7 +74,7 @@ def capture_config(asked: dict[str, Any]) -> CaptureConfig:
         text_field=asked["text_field"],
         split_by=asked["split_by"],
         skip_short=asked["skip_short"],
-        layers=whole_numbers(asked["layers"], "--layers"),
+        layers=layer_numbers(asked["layers"]),
         layer_stride=asked["layer_stride"],
         store_dtype=asked["dtype"],
         compute_dtype=asked["compute_dtype"],

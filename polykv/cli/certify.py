@@ -62,7 +62,7 @@ def certify(out: str | None, fail_on: str, as_json: bool, quiet: bool, **asked: 
     polykv certify --model smollm2 --policy int8 --corpus books/*.txt
     polykv certify --model smollm2 --policy two_tier --store captures/mine --corpus held-out.txt --out runs/cert
     """
-    prepared = prepare_certification(certify_request(asked))
+    prepared = prepare_certification(certify_request(asked), out=out)
     for text in prepared.notes:
         note(f"note: {text}")
     with progress("certify", "forward passes", quiet or as_json) as advance:

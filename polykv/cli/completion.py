@@ -10,7 +10,21 @@ from click.shell_completion import CompletionItem
 
 from polykv.policy import NAMED_POLICIES
 
-_PATHS = ("store", "out", "run", "corpus", "model", "fixture", "file", "folder", "pool", "shell", "baseline")
+_PATHS = (
+    "store",
+    "out",
+    "run",
+    "corpus",
+    "model",
+    "fixture",
+    "file",
+    "folder",
+    "pool",
+    "shell",
+    "baseline",
+    "against",
+    "certification",
+)
 _POLICIES = ("policy", "policies")
 
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from polykv.cli.console import figure, say, say_table
+from polykv.cli.console import figure, note, say, say_table
+from polykv.report_stages import ClosingReport
 from polykv.stages import ReplaySummary, RunFindings
 
 MAX_CELLS = 60
@@ -34,6 +35,14 @@ def say_findings(found: RunFindings, summary: ReplaySummary | None = None, all_c
             say(f"failed: {count} rows: {reason}")
     for name in ("results", "selection", "controls"):
         say(f"wrote {found.path}/{name}.parquet")
+
+
+def say_report(closing: ClosingReport) -> None:
+    """The last line of a run: where its report is, or why there is none."""
+    if closing.path is None:
+        note(closing.line)
+    else:
+        say(closing.line)
 
 
 _POLICY_COLUMNS = (

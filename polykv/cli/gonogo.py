@@ -14,6 +14,8 @@ from polykv.cli.options import (
     engine_of,
     engine_options,
     json_option,
+    layer_numbers,
+    layers_option,
     quiet_option,
     whole_numbers,
 )
@@ -24,7 +26,7 @@ POLICY_FILE = "sparse.json"
 SIGNS = {"go": "+", "no-go": "-", "inconclusive": "?"}
 
 gonogo_options = apply(
-    click.option("--layers", help="Layers to judge, for example 0,7,14 (default: all)."),
+    layers_option,
     click.option("--per-head", is_flag=True, help="A dictionary per KV head instead of one per layer."),
     click.option("--atoms", default="256", show_default=True, help="Atoms, with commas; the first gives the verdict."),
     click.option("--sparsity", default="4", show_default=True, help="Atoms per vector, with commas."),
@@ -80,7 +82,7 @@ def gonogo_request(store: str, out: str, asked: dict[str, Any]) -> GonogoRequest
     return GonogoRequest(
         store=store,
         out=out,
-        layers=whole_numbers(asked["layers"], "--layers"),
+        layers=layer_numbers(asked["layers"]),
         per_head=asked["per_head"],
         atoms=whole_numbers(asked["atoms"], "--atoms") or (),
         sparsity=whole_numbers(asked["sparsity"], "--sparsity") or (),

@@ -26,6 +26,21 @@ def whole_numbers(text: str | None, option: str) -> tuple[int, ...] | None:
         raise InputError(f"{option} is {text!r}, must be whole numbers with commas, for example 0,7,14") from error
 
 
+def layer_numbers(text: str | None) -> tuple[int, ...] | None:
+    """`--layers 0,7-9` → (0, 7, 8, 9)."""
+    if text is None:
+        return None
+    found: list[int] = []
+    for part in text.split(","):
+        first, dash, last = part.strip().partition("-")
+        if not first.isdecimal() or (dash and not last.isdecimal()):
+            raise InputError(f"--layers is {text!r}, must be layers and ranges with commas, for example 0,7-9")
+        if dash and int(last) < int(first):
+            raise InputError(f"--layers has the range {part.strip()}, which ends before it begins")
+        found += range(int(first), int(last or first) + 1)
+    return tuple(dict.fromkeys(found))
+
+
 def apply(*options: Callable[[Any], Any]) -> Callable[[Any], Any]:
     """Several click options as one decorator, shown in the order given."""
 
@@ -43,6 +58,8 @@ dry_run_option = click.option(
     "--dry-run", is_flag=True, help="Say what would be done, and what it takes; write nothing."
 )
 
+layers_option = click.option("--layers", help="Layers, for example 0,7-9 (default: all).")
+
 model_options = apply(
     click.option("--model", help="A local directory, a .gguf file, smollm2 (from its PyPI package), or a hub id."),
     click.option(
@@ -54,7 +71,7 @@ model_options = apply(
     click.option("--tokens", default=256, show_default=True, help="Tokens per passage."),
     click.option("--passages", default=24, show_default=True, help="Passages, 1/4 calibrate, 1/4 select, 1/2 confirm."),
     click.option("--queries", default=8, show_default=True, help="Query positions per passage."),
-    click.option("--layers", help="Layers to keep, for example 0,7,14 (default: all)."),
+    layers_option,
     click.option("--layer-stride", type=int, help="Keep every n-th layer instead."),
     click.option("--labels", default=256, show_default=True, help="Next-token labels kept per passage (0: no logits)."),
     click.option("--dtype", default="float32", show_default=True, type=click.Choice(["float32", "float16"])),
@@ -83,6 +100,18 @@ certify_switch = click.option(
     show_default=True,
     help="End with the real perplexity of what was found (needs --model).",
 )
+
+
+def report_switch(default: bool) -> Callable[[Any], Any]:
+    """--report/--no-report, on or off when nothing is said."""
+    return click.option(
+        "--report/--no-report",
+        "with_report",
+        default=default,
+        show_default=True,
+        help="End with report.html in the run directory.",
+    )
+
 
 sweep_options = apply(
     click.option(

@@ -13,6 +13,7 @@ from polykv.errors import InputError
 from polykv.receipts import pretty_json
 from polykv.storage.atomic import write_bytes
 from polykv.storage.queries import Answer, ask, named_view
+from polykv.storage.run import RunDirectory
 from polykv.storage.views import VIEWS
 
 FORMATS = ("csv", "json", "parquet")
@@ -55,6 +56,7 @@ def query(
     if name and sql:
         raise InputError("a named query and --sql are both given; give one")
     if not name and sql is None:
+        RunDirectory.open(run)  # a run that is not there has no questions either
         say_table("", ("query", "what it answers"), [[view.name, view.answers] for view in VIEWS.values()])
         return
     if limit < 0:

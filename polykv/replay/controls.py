@@ -20,6 +20,7 @@ from polykv.replay.rows import finite
 from polykv.types import CellData
 
 CONTROLS = ("exact", "zero_keys", "shuffled_keys", "zero_values")
+ZERO_OUTPUT = "zero_output"
 EXACT_COSINE = 0.9999
 EXACT_KL_NATS = 1e-6
 DESTROYED_COSINE = 0.999
@@ -47,7 +48,9 @@ def spoil(name: str, passage: Passage, seed: int) -> tuple[np.ndarray, np.ndarra
 
 def _control_row(name: str, data: CellData, passages: list[Passage], seed: int) -> dict[str, Any]:
     per_passage = [_spoiled_figures(name, data, passage, seed) for passage in passages]
-    mean_cosine, kl = (float(np.mean([figures[i] for figures in per_passage])) for i in (0, 1))
+    mean_cosine, kl, largest = (np.array([figures[i] for figures in per_passage]) for i in range(3))
+    mean_cosine, kl = float(np.mean(mean_cosine)), float(np.mean(kl))
+    zero = not largest.any()
     return {
         "split": data.split,
         "layer": data.spec.layer,
@@ -55,10 +58,11 @@ def _control_row(name: str, data: CellData, passages: list[Passage], seed: int) 
         "control": name,
         "expected": "pass" if name == "exact" else "fail",
         "status": "ok",
-        "reason": None,
+        "reason": ZERO_OUTPUT if zero else None,
         "output_cosine_mean": finite(mean_cosine),
         "attention_kl_mean": finite(kl),
-        "as_expected": as_expected(name, mean_cosine, kl),
+        # nothing and nothing are alike, though no angle lies between them
+        "as_expected": as_expected(name, 1.0 if zero else mean_cosine, kl),
     }
 
 
@@ -69,8 +73,9 @@ def as_expected(name: str, cosine: float, kl: float) -> bool:
     return not cosine >= DESTROYED_COSINE
 
 
-def _spoiled_figures(name: str, data: CellData, passage: Passage, seed: int) -> tuple[float, float]:
-    """(mean cosine, mean attention KL in nats) of one passage over its queries and query heads.
+def _spoiled_figures(name: str, data: CellData, passage: Passage, seed: int) -> tuple[float, float, float]:
+    """(mean cosine, mean attention KL in nats, largest |output| of both sides) of one passage over its queries
+    and query heads; the cosine is NaN where a side is all zero.
 
     The spoiled side runs through the exact codec in both tiers, as a policy's would.
     """
@@ -78,16 +83,18 @@ def _spoiled_figures(name: str, data: CellData, passage: Passage, seed: int) -> 
     codec = ExactCodec(data.spec.head_dim)
     codes = codec.encode(keys)
     mask = visible_mask(passage.positions, passage.n_tokens, data.spec.sliding_window)
-    cosines, kls = [], []
+    cosines, kls, largest = [], [], 0.0
     for head, queries in enumerate(passage.queries):
         sink = None if data.sink_logits is None else float(data.sink_logits[head])
         raw = np.asarray(queries, np.float64) @ np.asarray(passage.keys, np.float64).T
         true = masked_softmax(attention_logits(raw, data.spec), mask, sink)
         used = masked_softmax(attention_logits(codec.scores(queries, codes), data.spec), mask, sink)
         exact_output = true @ np.asarray(passage.values, np.float64)
-        cosines.append(cosine(used @ np.asarray(values, np.float64), exact_output))
+        output = used @ np.asarray(values, np.float64)
+        cosines.append(cosine(output, exact_output))
+        largest = max(largest, float(np.abs(output).max()), float(np.abs(exact_output).max()))
         kls.append(_kl(used, true))
-    return float(np.mean(cosines)), float(np.mean(kls))
+    return float(np.mean(cosines)), float(np.mean(kls)), largest
 
 
 def _kl(p: np.ndarray, q: np.ndarray) -> np.ndarray:
@@ -107,17 +114,25 @@ def insensitive_cells(rows: list[dict[str, Any]]) -> set[tuple[str, int, int]]:
     return {_cell(r) for r in rows if r["control"] != "exact" and r["status"] == "ok" and not r["as_expected"]}
 
 
+def zero_output_cells(rows: list[dict[str, Any]]) -> set[tuple[str, int, int]]:
+    """(split, layer, kv_head) whose exact output is all zero: no codec can change it, and no cosine to it exists."""
+    return {_cell(r) for r in rows if r["control"] == "exact" and r["reason"] == ZERO_OUTPUT}
+
+
 def judged(rows: list[dict[str, Any]], controls: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Result rows with the controls applied: `invalid` where exact failed, `insensitive` for a pass that means nothing."""
-    invalid, insensitive = invalid_cells(controls), insensitive_cells(controls)
-    return [_apply(row, invalid, insensitive) for row in rows]
+    """Result rows with the controls applied: `invalid` where exact failed, `insensitive` for a pass that means
+    nothing and for a head whose output is zero whatever is done to it."""
+    invalid, insensitive, zero = invalid_cells(controls), insensitive_cells(controls), zero_output_cells(controls)
+    return [_apply(row, invalid, insensitive, zero) for row in rows]
 
 
-def _apply(row: dict[str, Any], invalid: set, insensitive: set) -> dict[str, Any]:
+def _apply(row: dict[str, Any], invalid: set, insensitive: set, zero: set) -> dict[str, Any]:
     if row["status"] != "ok":
         return row
     if _cell(row) in invalid:
         return row | {"verdict": "invalid", "verdict_reason": "the exact control failed on this cell"}
+    if _cell(row) in zero:
+        return row | {"verdict": "insensitive", "verdict_reason": ZERO_OUTPUT}
     if _cell(row) in insensitive and row["verdict"] == "pass":
         return row | {"verdict": "insensitive", "verdict_reason": "passes a destructive control"}
     return row

@@ -8,7 +8,7 @@ blocks as "non_finite: name": here NaN never passes a gate.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import Field, dataclass, fields
+from dataclasses import Field, dataclass, fields, replace
 from typing import Any, ClassVar, Self
 
 from polykv.errors import ReceiptError
@@ -22,6 +22,7 @@ CAPTURED_MODEL_REPLAY_RECEIPT_SCHEMA = "poly_kv_captured_model_replay_v1"
 _NOT_MORE = "not production KV-cache preservation, and not provider/framework KV-cache byte-reduction evidence"
 MODEL_CLAIM = f"deterministic model-shaped replay over synthetic projection; not real model PPL, {_NOT_MORE}"
 CAPTURED_CLAIM = f"captured tensor replay against fixture Q/K/V/logits; not pretrained LLM PPL, {_NOT_MORE}"
+BODY_DIGEST = "body_digest"
 _ABS_DELTA = "abs(ppl_proxy_delta)"
 
 
@@ -101,8 +102,18 @@ class _ReplayReceipt(Record):
             **more,
         )
 
+    def body_digest(self) -> str:
+        """blake3 of the receipt's canonical JSON, a `body_digest` in its provenance left out."""
+        rest = {name: value for name, value in (self.provenance or {}).items() if name != BODY_DIGEST}
+        return replace(self, provenance=rest or None).digest()
+
+    def with_body_digest(self) -> Self:
+        """The receipt with its body's digest in its provenance: any field changed later shows."""
+        return replace(self, provenance={**(self.provenance or {}), BODY_DIGEST: self.body_digest()})
+
     def verify(self) -> tuple[str, ...]:
-        """Recompute gates, selection, ratios and totals from the receipt's own figures; returns the names checked.
+        """Recompute gates, selection, ratios and totals from the receipt's own figures, and the digest of its
+        body where it states one; returns the names checked.
 
         Raises ReceiptError naming every field that disagrees.
         """
@@ -119,6 +130,8 @@ class _ReplayReceipt(Record):
         found.equal("passed", self.passed, chosen.passed)
         found.equal("blockers", self.blockers, chosen.blockers)
         found.equal("metrics", self.metrics, _metrics_of(chosen, self.metrics.query_count))
+        if BODY_DIGEST in (self.provenance or {}):  # an earlier release wrote none
+            found.equal(f"provenance.{BODY_DIGEST}", self.provenance[BODY_DIGEST], self.body_digest())
         return found.finish()
 
 

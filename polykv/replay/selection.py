@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from polykv.replay.controls import judged
+from polykv.replay.controls import ZERO_OUTPUT, judged
 from polykv.schemas import SELECTION
 
 NONE_PASSES = "no_candidate_k_passes_on_select"
@@ -78,8 +78,8 @@ def _verdict(
     if confirmed is None or selected is None:
         reasons = [r["reason"] for r in rows if r["status"] == "failed" and r["reason"]]
         return "failed", reasons[0] if reasons else NO_ROW
-    if confirmed["verdict"] == "invalid":
-        return "invalid", confirmed["verdict_reason"]
+    if confirmed["verdict"] == "invalid" or confirmed["verdict_reason"] == ZERO_OUTPUT:
+        return confirmed["verdict"], confirmed["verdict_reason"]
     if chosen is not None:
         return confirmed["verdict"], confirmed["verdict_reason"]
     largest = (selected["verdict"], confirmed["verdict"])

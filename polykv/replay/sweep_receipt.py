@@ -31,6 +31,7 @@ def receipt_of_rows(
 ) -> CapturedReplayReceipt:
     """The receipt of one cell's candidate rows (one policy, one split), candidate_k ascending.
 
+    Its provenance holds the digest of all the rest (`body_digest`), which `verify` checks.
     Raises InputError for rows of several cells, StoreError when every row failed; failed rows
     among others stand in `provenance.rows` only.
     """
@@ -52,7 +53,8 @@ def receipt_of_rows(
         "rows": [dict(row) for row in ordered],
     }
     results = [_result(row, config) for row in measured]
-    return CapturedReplayReceipt.assemble(config, results, first["n_queries"], model_id=model_id, provenance=provenance)
+    made = CapturedReplayReceipt.assemble(config, results, first["n_queries"], model_id=model_id, provenance=provenance)
+    return made.with_body_digest()
 
 
 def _result(row: Mapping[str, Any], config: CapturedReplayConfig) -> CandidateReplayMetrics:

@@ -47,18 +47,36 @@ def gonogo_sentence(rows: Sequence[Row]) -> str:
     return f"A sparse dictionary against fair rivals at no more bits: {said or 'nothing'}{lost} of {len(primary)} layer × stream verdicts."
 
 
-def certify_section(rows: Sequence[Row]) -> Html | None:
-    """What each policy does to the model itself; None without a table."""
-    whole = [row for row in rows if row["slice_kind"] == "all"]
-    if not whole:
+def certify_section(run: RunTables) -> Html | None:
+    """What each policy does to the model itself; None where nothing was certified.
+
+    A certification of another run directory stands after the run's own, under its run's name.
+    """
+    tables = [shown for source in run.certifications for shown in _certify_table(run, source)]
+    if not tables:
         return None
-    columns = ("policy", "verdict", "perplexity", "increase", "95 % interval", "KL (nats)", "same top-1", "of float16", "tokens scored")  # fmt: skip
     return section(
         "Certification: what the model itself loses",
         "certify",
         tag("p", "Every policy applied inside the model, all layers and heads at once, against the same passages uncompressed."),
-        table("Perplexity with the policy on", columns, [_certified(row) for row in whole], numeric=range(2, 9)),
+        *tables,
     )  # fmt: skip
+
+
+def certify_notes(run: RunTables) -> list[str]:
+    """Each certification in one sentence, for the head of a sweep's report."""
+    return [certify_sentence(source.rows("certify"), source.model_id) for source in run.certifications]
+
+
+def _certify_table(run: RunTables, source: RunTables) -> list[Html]:
+    whole = [row for row in source.rows("certify") if row["slice_kind"] == "all"]
+    columns = ("policy", "verdict", "perplexity", "increase", "95 % interval", "KL (nats)", "same top-1", "of float16", "tokens scored")  # fmt: skip
+    title = "Perplexity with the policy on" if source is run else f"Run {source.run_id}: perplexity with the policy on"
+    shown = table(title, columns, [_certified(row) for row in whole], numeric=range(2, 9))
+    if source.model_id == run.model_id:
+        return [shown]
+    other = f"Run {source.run_id} certified {source.model_id}, while this run's vectors are those of {run.model_id}."
+    return [tag("p", other, class_="warning", role="note"), shown]
 
 
 def certify_sentence(rows: Sequence[Row], model_id: str) -> str:

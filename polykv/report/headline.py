@@ -35,7 +35,9 @@ def verdict_of(
     leader = choose_leader(summaries)
     if leader is None:
         return Verdict("inconclusive", f"Nothing was measured on {model_id}.", None)
-    if any(row["control"] == "exact" and not row["as_expected"] for row in controls):
+    if leader.verdicts.get("failed", 0) == leader.n_cells:
+        return Verdict("inconclusive", f"Nothing was measured on {model_id}: every job failed.", leader)
+    if any(row["control"] == "exact" and row["status"] == "ok" and not row["as_expected"] for row in controls):
         return Verdict(
             "invalid",
             f"Nothing can be said about {model_id}: the exact control failed, so this run measured itself wrongly.",

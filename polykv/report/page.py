@@ -18,7 +18,7 @@ from polykv.report.cellmaps import (
 )
 from polykv.report.charts import ERROR_FLOOR, quality_chart
 from polykv.report.curves import curves_chart, worst_cells
-from polykv.report.extras import certify_section, gonogo_section, other_verdict
+from polykv.report.extras import certify_notes, certify_section, gonogo_section, other_verdict
 from polykv.report.frontier import points
 from polykv.report.headline import Verdict, gate_words, verdict_of
 from polykv.report.markup import Html, details, section, tag
@@ -50,7 +50,7 @@ def report_page(run: RunTables) -> str:
         _header(run, verdict),
         *(_sweep_sections(run, verdict) if selection else ()),
         gonogo_section(run.rows("gonogo")),
-        certify_section(run.rows("certify")),
+        certify_section(run),
         failures_section(run.rows("results")),
         controls_section(run.rows("controls")),
         words_section() if selection else None,
@@ -64,7 +64,9 @@ def _header(run: RunTables, verdict: Verdict) -> Html:
     if run.gates and verdict.leader:
         limits = gate_words(run.gates)
         notes.append(f"Quality limits: {limits}, each for the whole 95 % interval, on text that chose nothing.")
-    if verdict.leader and not run.rows("certify"):
+    if verdict.leader:
+        notes += certify_notes(run)
+    if verdict.leader and not run.certifications:
         notes.append(
             "Measured head by head on the model's own vectors; what the model as a whole loses is polykv certify's to say."
         )

@@ -48,7 +48,8 @@ def command_of(run: RunTables) -> str:
 def _replay_command(asked: Mapping[str, Any]) -> str:
     options = {"out": asked["out"], "policy": asked["policies"], "ks": asked["ks"]}
     gates = [word for gate in asked["gates"] for word in ("--gate", gate)]
-    rest = {"shared_tokens": asked["shared_tokens"], "seed": asked["seed"]}
+    layers = {"layers": asked.get("layers")}  # runs of an earlier release do not say
+    rest = {**layers, "shared_tokens": asked["shared_tokens"], "seed": asked["seed"]}
     return shlex.join(["polykv", "replay", asked["store"], *_options(options), *gates, *_options(rest)])
 
 

@@ -21,12 +21,14 @@ Rows = tuple[dict[str, Any], ...]
 @dataclass(frozen=True)
 class RunTables:
     """A run as the report reads it: `state` is run.json, `tables` maps the name of each table present to its rows,
-    `receipts` the name of each whole-run receipt present (gonogo, certify) to its JSON."""
+    `receipts` the name of each whole-run receipt present (gonogo, certify) to its JSON. `certified_by`: another run
+    whose certification belongs to this one (`polykv certify --out`)."""
 
     path: Path
     state: Mapping[str, Any]
     tables: Mapping[str, Rows]
     receipts: Mapping[str, Any]
+    certified_by: RunTables | None = None
 
     @classmethod
     def read(cls, path: str | os.PathLike[str]) -> RunTables:
@@ -45,6 +47,23 @@ class RunTables:
         files = {name: run.path / f"{name}.json" for name in RECEIPTS}
         receipts = {name: parse_json(path.read_bytes(), str(path)) for name, path in files.items() if path.is_file()}
         return cls(run.path, run.state, found, receipts)
+
+    @classmethod
+    def certification(cls, path: str | os.PathLike[str]) -> RunTables:
+        """Read a run for its certification. Raises StoreError where it has none."""
+        run = cls.read(path)
+        if not run.rows("certify"):
+            raise StoreError(
+                f"{run.path} holds no certification: it has no certify.parquet; "
+                f"polykv certify --model MODEL --policy POLICY --out {path} makes one"
+            )
+        return run
+
+    @property
+    def certifications(self) -> tuple[RunTables, ...]:
+        """The runs whose certification this one shows: itself, then `certified_by`."""
+        own = (self,) if self.rows("certify") else ()
+        return own if self.certified_by is None else (*own, self.certified_by)
 
     def rows(self, name: str) -> Rows:
         """A table's rows; none when the run has no such table."""

@@ -9,18 +9,23 @@ from __future__ import annotations
 import errno
 import os
 import uuid
+from contextlib import suppress
 from pathlib import Path
 
-from polykv.errors import StorageFullError
+from polykv.errors import InputError, StorageFullError
 
 TEMP_SUFFIX = ".tmp"
 _FULL = (errno.ENOSPC, errno.EDQUOT)
+_REFUSED = (
+    errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.ENAMETOOLONG, errno.ELOOP
+)  # fmt: skip
 
 
 def write_bytes(path: Path, data: bytes) -> Path:
     """Put `data` at `path`, whole; an older file of that name is replaced.
 
-    Raises StorageFullError when the disk or quota is full: the older file, if any, is kept.
+    Raises StorageFullError when the disk or quota is full, InputError when the file system refuses
+    the place (no right to write, no such folder, a name too long): the older file, if any, is kept.
     """
     temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex}{TEMP_SUFFIX}")
     try:
@@ -31,12 +36,15 @@ def write_bytes(path: Path, data: bytes) -> Path:
         os.replace(temporary, path)
         _sync_folder(path.parent)
     except OSError as error:
-        temporary.unlink(missing_ok=True)
+        with suppress(OSError):  # a name that was refused cannot be deleted either
+            temporary.unlink(missing_ok=True)
         if error.errno in _FULL:
             raise StorageFullError(
                 f"{path}: no space for {len(data)} bytes ({error.strerror}); what was written before is kept: "
                 "free space, then run the same command again"
             ) from error
+        if error.errno in _REFUSED:
+            raise InputError(f"{path} cannot be written: {error.strerror}") from error
         raise
     except BaseException:
         temporary.unlink(missing_ok=True)

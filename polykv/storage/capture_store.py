@@ -180,6 +180,10 @@ def _read_attributes(location: Location) -> Mapping[str, Any]:
             raise InputError(f"{location.url} does not exist or is empty; a capture store was expected there")
         if SEAL_FILE in present or "layers" in present:
             raise DamagedStoreError(f"{location.url} is damaged: its zarr.json is missing")
+        if "run.json" in present:
+            raise InputError(
+                f"{location.url} is a run directory, not a capture store; name the store that it is a run of"
+            )
         raise InputError(f"{location.url} is not a capture store: it has no zarr.json (it holds {present[0]!r})")
     what = f"{location.url}, file zarr.json"
     try:

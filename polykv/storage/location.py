@@ -33,10 +33,12 @@ class Location:
         """Resolve a path or URL (file://, memory://, s3:// …); touches nothing.
 
         Options the URL cannot hold (an endpoint, credentials) come from the environment or from
-        `storage_options`. Raises InputError for an unknown protocol, MissingExtraError when the
+        `storage_options`. Raises InputError for an empty path or an unknown protocol, MissingExtraError when the
         protocol's package is not installed.
         """
         options = dict(storage_options or {})
+        if not os.fspath(url):
+            raise InputError("the path of a capture store is empty; name a folder or URL, for example captures/mine")
         try:
             fs, path = fsspec.url_to_fs(os.fspath(url), **options)
         except ImportError as error:

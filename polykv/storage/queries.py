@@ -21,7 +21,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from polykv.errors import InputError, MissingExtraError, StoreError
+from polykv.errors import InputError, MissingExtraError
 from polykv.schemas import SELECTION, TABLES
 from polykv.storage.atomic import write_bytes
 from polykv.storage.results import read_arrow
@@ -145,12 +145,7 @@ def _read(
 
 
 def _table(run: RunDirectory, name: str) -> pa.Table:
-    path = run.table_path(name)
-    if not path.is_file():
-        there = [other for other in TABLES if run.table_path(other).is_file()]
-        has = f"it has {', '.join(there)}" if there else "it has none yet"
-        raise StoreError(f"{run.path}: this run ({run.status}) has no table {name!r}; {has}")
-    return read_arrow(path, TABLES[name])
+    return read_arrow(run.existing_table(name), TABLES[name])
 
 
 def _one_line(error: Exception) -> str:

@@ -76,7 +76,8 @@ class RunDirectory:
 
     @classmethod
     def open(cls, path: str | os.PathLike[str]) -> RunDirectory:
-        """A run directory to read from, whatever its status. Raises StoreError where there is none."""
+        """A run directory to read from, whatever its status. Raises InputError where there is none,
+        StoreError for one that is damaged or of another schema."""
         folder = local_path(path)
         return cls(folder, _read_state(folder), None)
 
@@ -114,6 +115,17 @@ class RunDirectory:
     def table_path(self, name: str) -> Path:
         """Where the compacted table of this name stands (or will stand)."""
         return self.path / f"{name}.parquet"
+
+    def existing_table(self, name: str) -> Path:
+        """Where the table of this name stands. Raises StoreError, saying what the run has, when it does not."""
+        path = self.table_path(name)
+        if path.is_file():
+            return path
+        there = [file.stem for file in sorted(self.path.glob("*.parquet"))]
+        what = f"it has {', '.join(there)}" if there else "it has none yet: the command that started it goes on with it"
+        raise StoreError(
+            f"{self.path}: this {self.config.get('kind', '')} run ({self.status}) has no table {name!r}; {what}"
+        )
 
     def save_artifact(self, arrays: Mapping[str, np.ndarray]) -> str:
         """Keep trained state in the run; returns its digest (see `polykv.storage.artifacts`)."""
@@ -191,6 +203,8 @@ class RunDirectory:
 def local_path(path: str | os.PathLike[str]) -> Path:
     """An absolute path; a URL is refused, because runs need locks and renames."""
     text = os.fspath(path)
+    if not text:
+        raise InputError("the path of a run directory is empty; name one, for example runs/mine")
     if re.match(r"[a-z][a-z0-9+.-]+://", text, re.IGNORECASE):
         raise InputError(
             f"{text}: a run directory must be a path on a local or shared file system (it needs locks and renames); "
@@ -212,11 +226,25 @@ def _new_state(config: dict[str, Any]) -> dict[str, Any]:
     }
 
 
+def refuse_no_place_for_a_run(path: str | os.PathLike[str], config: Mapping[str, Any] | None = None) -> None:
+    """Raise InputError where no run directory can stand: a URL, a file, a folder of other files. Writes nothing.
+
+    With `config` also RunConfigError where a run of another configuration stands.
+    """
+    folder = local_path(path)
+    try:
+        if folder.exists() and not folder.is_dir():
+            raise InputError(f"{folder} is a file; a run directory must be a folder or not exist yet")
+        if folder.is_dir() and any(folder.iterdir()) and not (folder / "parts").is_dir():
+            raise InputError(f"{folder} holds other files and is no run directory; choose an empty or new folder")
+    except OSError as error:
+        raise InputError(f"{folder}: the run directory cannot be made: {error.strerror}") from error
+    if config is not None and (folder / "run.json").exists():
+        check_same_config(folder, _read_state(folder)["config"], to_plain(config))
+
+
 def _make_folders(folder: Path) -> None:
-    if folder.exists() and not folder.is_dir():
-        raise InputError(f"{folder} is a file; a run directory must be a folder or not exist yet")
-    if folder.is_dir() and any(folder.iterdir()) and not (folder / "parts").is_dir():
-        raise InputError(f"{folder} holds other files and is no run directory; choose an empty or new folder")
+    refuse_no_place_for_a_run(folder)
     try:
         for part in ("parts", "artifacts"):
             (folder / part).mkdir(parents=True, exist_ok=True)
@@ -227,7 +255,7 @@ def _make_folders(folder: Path) -> None:
 def _read_state(folder: Path) -> dict[str, Any]:
     path = folder / "run.json"
     if not path.is_file():
-        raise StoreError(f"{folder} is no run directory: it has no run.json")
+        raise _no_run(folder)
     try:
         state = parse_json(path.read_bytes(), str(path))
     except InputError as error:
@@ -241,6 +269,21 @@ def _read_state(folder: Path) -> dict[str, Any]:
         what = f"lacks {lost[0]!r}" if lost else "holds a configuration that its config_digest does not match"
         raise StoreError(f"{path} is damaged: it {what}; move it away to start the run again from its parts")
     return state
+
+
+def _no_run(folder: Path) -> InputError | StoreError:
+    """What to say where run.json is missing: what stands there instead."""
+    if (folder / "parts").is_dir():
+        return StoreError(f"{folder} is damaged: its run.json is missing; the command that made the run writes it anew")
+    if not folder.exists():
+        return InputError(f"{folder} does not exist; a run directory was expected there (polykv runs lists them)")
+    if folder.is_file():
+        return InputError(f"{folder} is a file; a run directory was expected there")
+    if (folder / "zarr.json").is_file():
+        return InputError(
+            f"{folder} is a capture store, no run directory; polykv replay {folder} --out RUN makes a run of it"
+        )
+    return InputError(f"{folder} is no run directory: it has no run.json (polykv runs lists those of a folder)")
 
 
 def _now() -> str:

@@ -41,6 +41,10 @@ def runs_in(folder: str | os.PathLike[str]) -> list[RunOnDisk]:
     root = local_path(folder)
     if not root.is_dir():
         raise InputError(f"{folder} is no folder; name the one that holds the run directories, for example runs")
+    if (root / "zarr.json").is_file():
+        raise InputError(
+            f"{folder} is a capture store; name the folder that holds the run directories, for example runs"
+        )
     if (root / "run.json").is_file():
         return [_look(root)]
     return [_look(path) for path in sorted(root.iterdir()) if (path / "run.json").is_file()]

@@ -19,7 +19,7 @@ from polykv.errors import InputError
         ({"n_queries": 0}, "n_queries is 0"),
         ({"batch_size": 0}, "batch_size is 0"),
         ({"n_labels": -1}, "n_labels is -1"),
-        ({"n_labels": 5}, "n_labels is 5, fewer than the 8 next tokens"),
+        ({"n_labels": 5}, "n_labels is 5, fewer than the 8 next tokens it must hold: ask for --labels 8 or more"),
         ({"layer_stride": 0}, "layer_stride is 0"),
         ({"shared_tokens": 0}, "shared_tokens is 0"),
         ({"store_dtype": "int8"}, "known: float32, float16"),
@@ -28,7 +28,7 @@ from polykv.errors import InputError
         ({"split_fractions": (0.5, 0.5)}, "has 2 numbers, needs 3"),
         ({"split_fractions": (0.5, 0.5, 0.5)}, "sum to 1"),
         ({"split_fractions": (float("nan"), 0.5, 0.5)}, "sum to 1"),
-        ({"min_tokens": 300}, "min_tokens is 300, more than the 256"),
+        ({"min_tokens": 300}, r"256 tokens \(--tokens\) are shorter than the 300 .* ask for --tokens 300 or more"),
         ({"layers": (1,), "layer_stride": 2}, "choose one"),
     ],
 )

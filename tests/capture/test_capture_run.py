@@ -282,8 +282,15 @@ def test_a_vocabulary_larger_than_the_tokenizers_keeps_its_padding_out_of_the_la
         with torch.no_grad():
             head.copy_(kept)
     assert passage.logits.label_set.max() < tiny_models.N_TOKEN_IDS
-    everything = plan_of(llama, tmp_path, n_labels=500)
-    assert everything.meta.n_labels == tiny_models.N_TOKEN_IDS
+    assert plan_of(llama, tmp_path, n_labels=tiny_models.N_TOKEN_IDS).meta.n_labels == tiny_models.N_TOKEN_IDS
+
+
+def test_more_labels_than_token_ids_are_refused_with_both_numbers(llama, tmp_path):
+    known = tiny_models.N_TOKEN_IDS
+    with pytest.raises(
+        InputError, match=f"n_labels is {known + 1}, more than the {known} token ids .*--labels {known}"
+    ):
+        plan_of(llama, tmp_path, n_labels=known + 1)
 
 
 def test_a_tokenizer_larger_than_the_vocabulary_is_refused_with_both_numbers(llama, tmp_path):

@@ -82,7 +82,7 @@ def test_an_exported_policy_is_replayed(capsys, store, tmp_path):
 
 
 MISTAKES = {
-    "no run": (["export", "{tmp}/nothing"], 3, "no run directory"),
+    "no run": (["export", "{tmp}/nothing"], 2, "does not exist; a run directory was expected"),
     "several policies": (["export", "{made}"], 2, "choose one with --policy"),
     "an unknown policy": (["export", "{made}", "--policy", "int"], 2, "did you mean 'int8'"),
     "a policy file of no .json": (["export", "{made}", "--policy", "int8", "-o", "{tmp}/x.txt"], 2, "must end in .json"),

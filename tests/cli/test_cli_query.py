@@ -84,9 +84,9 @@ MISTAKES = {
     "a file of no known kind": (["{run}", "pareto", "-o", "x.xlsx"], 2, ".xlsx"),
     "a folder that is not there": (["{run}", "pareto", "-o", "{tmp}/no/x.csv"], 2, "there is no folder"),
     "no baseline": (["{run}", "run_diff"], 2, "--against"),
-    "a baseline that is no run": (["{run}", "run_diff", "--against", "{tmp}"], 3, "no run directory"),
+    "a baseline that is no run": (["{run}", "run_diff", "--against", "{tmp}"], 2, "no run directory"),
     "a table the run lacks": (["{run}", "gonogo"], 3, "has no table 'gonogo'"),
-    "no run": (["{tmp}/nothing", "pareto"], 3, "no run directory"),
+    "no run": (["{tmp}/nothing", "pareto"], 2, "does not exist; a run directory was expected"),
     "a negative limit": (["{run}", "pareto", "--limit", "-1"], 2, "--limit is -1"),
     "a misspelt option": (["{run}", "pareto", "--limt", "3"], 2, "--limit"),
 }

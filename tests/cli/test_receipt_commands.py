@@ -200,7 +200,7 @@ def test_show_asks_for_what_it_needs(capsys, finished, tmp_path):
         ((finished, "--layer", 5, "--head", 1), 2, "holds the policies int8, two_tier; choose one"),
         ((finished, "--layer", 4, "--head", 1), 2, "has no row of layer 4, KV head 1"),
         ((finished, "--layer", 5, "--head", 1, "--policy", "exact"), 2, "no policy 'exact'"),
-        ((tmp_path / "none", "--layer", 5, "--head", 1), 3, "no run directory"),
+        ((tmp_path / "none", "--layer", 5, "--head", 1), 2, "a run directory was expected"),
     ):
         found, _, err = run(capsys, "show", *argv)
         assert (found, text in err) == (code, True), err
@@ -275,3 +275,28 @@ class ScaledCodec(TrainedCodec):
 
     def nbytes(self, codes):
         return codes["vectors"].nbytes
+
+
+def shown(capsys, finished, path):
+    assert run(capsys, "show", finished, "--layer", 5, "--head", 1, "--policy", "int8", "--out", path)[0] == 0
+    return json.loads(path.read_text())
+
+
+def test_a_shown_receipt_that_was_changed_consistently_fails_its_body_digest(capsys, finished, tmp_path):
+    path = tmp_path / "cell.json"
+    raw = shown(capsys, finished, path)
+    code, out, _ = run(capsys, "verify", path, "--json")
+    assert (code, "provenance.body_digest" in json.loads(out)["checked"]) == (0, True)
+    raw["model_id"] = "a better model"  # nothing else in a receipt depends on it
+    path.write_text(json.dumps(raw))
+    code, _, err = run(capsys, "verify", path)
+    assert (code, "provenance.body_digest is stated as" in err) == (3, True)
+
+
+def test_a_shown_receipt_of_an_earlier_release_still_reads(capsys, finished, tmp_path):
+    path = tmp_path / "cell.json"
+    raw = shown(capsys, finished, path)
+    del raw["provenance"]["body_digest"]
+    path.write_text(json.dumps(raw))
+    code, out, _ = run(capsys, "verify", path, "--run", finished, "--json")
+    assert (code, "provenance.body_digest" in json.loads(out)["checked"]) == (0, False)

@@ -53,12 +53,12 @@ class TestOnPrefect:
         monkeypatch.setattr(certify_module, "certify_calibration", lambda *args: asked.append(args[:5]) or OUTCOME)
         out, capture = str(tmp_path / "run"), CaptureConfig("tiny", ("book.txt",))
         request = SweepRequest(store, out, ("int8",), ("full",))
-        *_, certified = calibrate_module.calibrate(request, "serial", capture, None, True, False)
+        _, _, certified, _ = calibrate_module.calibrate(request, "serial", capture, None, True, False)
         assert certified.summary == [ROW]
         assert asked == [(out, store, capture, ("int8",), None)]
         assert "| int8 | +0.12% |" in artifact("polykv-certify")
         assert RunDirectory.open(out).state["sessions"][-1]["certify"] == "in certify/"
-        *_, certified = calibrate_module.calibrate(request, "serial", capture, None, True, False, False)
+        _, _, certified, _ = calibrate_module.calibrate(request, "serial", capture, None, True, False, False)
         assert (certified, len(asked)) == (None, 1)
         assert RunDirectory.open(out).state["sessions"][-1]["certify"] == "skipped: not asked for"
 

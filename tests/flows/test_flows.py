@@ -11,6 +11,7 @@ from flows.calibrate import MovedError, calibrate
 from flows.replay import replay
 from polykv.errors import InputError
 from polykv.gonogo_stages import gonogo_rows
+from polykv.report_stages import ClosingReport
 from polykv.stages import Engine, SweepRequest, check_sweep, sweep_stage
 from polykv.storage.run import RunDirectory
 from tests.tiny_store import write_tiny_store
@@ -42,6 +43,12 @@ def test_a_flow_leaves_the_tables_of_a_plain_sweep(store, tmp_path):
         assert a == b, table
 
 
+def test_a_replay_without_a_measured_cell_has_no_report_and_does_not_fail(store, tmp_path, monkeypatch):
+    monkeypatch.setattr("flows.common.closing_report", lambda out: ClosingReport(None, "no cell was measured"))
+    assert replay(request_of(store, tmp_path / "run"), "serial", True).report.line == "no report: no cell was measured"
+    assert replay(request_of(store, tmp_path / "run"), "serial", True, False).report is None
+
+
 def test_layers_run_at_once_on_a_cluster(store, tmp_path):
     from distributed import Client, LocalCluster
 
@@ -57,7 +64,7 @@ def test_layers_run_at_once_on_a_cluster(store, tmp_path):
 
 def test_calibrate_says_what_it_skipped_and_leaves_artifacts(store, tmp_path):
     out = tmp_path / "run"
-    summary, judged, certified = calibrate(request_of(store, out), "serial", None, None, True, False)
+    summary, judged, certified, report = calibrate(request_of(store, out), "serial", None, None, True, False)
     assert (summary.rows_failed, judged, certified) == (0, None, None)
     run = RunDirectory.open(out)
     assert run.status == "complete"
@@ -66,15 +73,18 @@ def test_calibrate_says_what_it_skipped_and_leaves_artifacts(store, tmp_path):
     left = artifacts()
     assert "int8 holds all" in left["polykv-cells"]
     assert str(out) in left["polykv-run"]
+    assert report.path == out / "report.html"
+    assert report.path.as_uri() in left["polykv-report"]
 
 
 def test_the_go_no_go_is_part_of_a_calibration(tmp_path):
     out = tmp_path / "run"
     roomy = write_tiny_store(tmp_path / "store", n_tokens=128, layers=(2,))  # more vectors than atoms
-    _, judged, _ = calibrate(request_of(roomy, out), "serial", None, None, True)
+    _, judged, _, report = calibrate(request_of(roomy, out), "serial", None, None, True)
     assert judged.jobs_failed == 0
     assert {row["stream"] for row in gonogo_rows(out / "gonogo")} == {"key", "value"}
     assert (out / "gonogo.parquet").read_bytes() == (out / "gonogo/gonogo.parquet").read_bytes()
+    assert "Sparse dictionary: go or no-go" in report.path.read_text()
     assert "| layer | stream |" in artifacts()["polykv-gonogo"]
 
 
@@ -122,6 +132,7 @@ def test_a_flow_is_a_command_with_the_same_exit_codes(store, tmp_path):
     done = command("flows.replay", store, "--out", str(tmp_path / "run"), *arguments)
     assert done.returncode == 0, done.stderr
     assert "int8 holds all" in done.stdout
+    assert done.stdout.splitlines()[-1] == f"report: {tmp_path}/run/report.html"
     wrong = command("flows.calibrate", "--store", str(tmp_path / "nothing"), "--out", str(tmp_path / "x"), *arguments)
     assert wrong.returncode == 2
     assert "Traceback" not in wrong.stderr

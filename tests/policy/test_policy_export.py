@@ -59,7 +59,7 @@ def test_evidence_says_what_a_cell_rests_on(run, int8):
     row = read_rows(run / "selection.parquet", SELECTION, policy="int8", layer=3, kv_head=1)[0]
     assert (told["verdict"], told["kept"], told["reason"]) == ("pass", "compressed", None)
     assert told["output_cosine"] == {end: row[f"confirm_output_cosine_{end}"] for end in ("mean", "low", "high")}
-    assert told["receipt_digest"] == digest_json(show_receipt(str(run), 3, 1, "int8").to_dict())
+    assert told["receipt_digest"] == show_receipt(str(run), 3, 1, "int8").provenance["body_digest"]
     assert int8.evidence["gates"] == GATES
     assert int8.evidence["source_policy_digest"] == CompressionPolicy.int8().digest()
 
@@ -118,7 +118,7 @@ def test_what_cannot_be_exported_is_refused(run, kind):
 def test_a_run_without_decisions_is_refused(tmp_path):
     run = write_run(tmp_path / "run")
     (run / "selection.parquet").unlink()
-    with pytest.raises(StoreError, match="no such selection table"):
+    with pytest.raises(StoreError, match="has no table 'selection'; it has controls, results"):
         export_policy(run, "int8")
 
 

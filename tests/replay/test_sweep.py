@@ -177,6 +177,44 @@ def test_a_head_that_ignores_its_keys_is_insensitive_and_never_passes():
     assert "pass" not in {row["verdict"] for row in rows}
 
 
+def zero_cell(**shape):
+    cell = make_cell(**shape)
+    cell.values[:] = 0.0
+    cell.outputs[:] = 0.0
+    return cell
+
+
+def test_a_head_whose_output_is_zero_is_insensitive_and_says_so():
+    controls = control_rows(zero_cell(), KS)
+    assert {row["control"]: (row["as_expected"], row["reason"]) for row in controls} == {
+        "exact": (True, "zero_output"),
+        "zero_keys": (False, "zero_output"),
+        "shuffled_keys": (False, "zero_output"),
+        "zero_values": (False, "zero_output"),
+    }
+    assert {row["output_cosine_mean"] for row in controls} == {None}
+    rows = judged(sweep_cell(zero_cell(), Policy.int8(), KS), controls)
+    assert {(row["verdict"], row["verdict_reason"]) for row in rows} == {("insensitive", "zero_output")}
+
+
+def test_the_decision_on_a_zero_head_is_insensitive_and_no_candidate_k():
+    cells = [zero_cell(seed=1, split="select"), zero_cell(seed=2)]
+    rows = [row for cell in cells for row in sweep_cell(cell, Policy.int8(), KS)]
+    controls = [row for cell in cells for row in control_rows(cell, KS)]
+    (decision,) = selection_rows(rows, controls)
+    assert (decision["verdict"], decision["verdict_reason"]) == ("insensitive", "zero_output")
+    assert decision["candidate_k"] is None
+
+
+def test_one_zero_passage_is_no_zero_head():
+    cell = make_cell()
+    cell.values[2] = 0.0
+    cell.outputs[2] = 0.0
+    controls = control_rows(cell, KS)
+    assert {row["reason"] for row in controls} == {None}
+    assert controls[0]["as_expected"] is False  # undefined, not passed over
+
+
 def test_a_failed_exact_control_makes_the_cell_invalid():
     controls = control_rows(make_cell(), KS)
     controls[0] = controls[0] | {"as_expected": False}

@@ -95,7 +95,7 @@ def test_the_verdict_is_one_sentence(kind):
 
 
 def test_a_failed_exact_control_makes_a_run_invalid():
-    controls = [{"control": "exact", "as_expected": False}]
+    controls = [{"control": "exact", "status": "ok", "as_expected": False}]
     verdict = verdict_of([summary("p", 64, **{"pass": 10})], "m", controls)
     assert verdict.kind == "invalid"
     assert "control failed" in verdict.sentence

@@ -166,7 +166,7 @@ def test_an_unknown_view_is_refused_with_the_nearest(name, nearest):
 
 
 def test_a_table_the_run_lacks_is_named(run):
-    with pytest.raises(StoreError, match=r"no table 'gonogo'; it has results, controls, selection"):
+    with pytest.raises(StoreError, match=r"no table 'gonogo'; it has controls, results, selection"):
         ask_view(run, "gonogo")
 
 

@@ -150,7 +150,23 @@ def test_foreign_folders_and_files_are_refused(tmp_path):
         RunDirectory.create_or_resume(tmp_path / "letter.txt", CONFIG)
     with pytest.raises(InputError, match="cannot be made"):
         RunDirectory.create_or_resume(tmp_path / "letter.txt" / "run", CONFIG)
-    with pytest.raises(StoreError, match="no run directory: it has no run.json"):
+    with pytest.raises(InputError, match="no run directory: it has no run.json"):
+        RunDirectory.open(tmp_path)
+    with pytest.raises(InputError, match="is a file; a run directory was expected"):
+        RunDirectory.open(tmp_path / "letter.txt")
+    with pytest.raises(InputError, match="does not exist; a run directory was expected"):
+        RunDirectory.open(tmp_path / "nothing")
+    with pytest.raises(InputError, match="is empty"):
+        RunDirectory.open("")
+
+
+def test_a_run_that_lost_its_state_is_damaged_and_a_store_is_no_run(tmp_path):
+    RunDirectory.create_or_resume(tmp_path / "run", CONFIG).finish()
+    (tmp_path / "run/run.json").unlink()
+    with pytest.raises(StoreError, match="its run.json is missing"):
+        RunDirectory.open(tmp_path / "run")
+    (tmp_path / "zarr.json").write_text("{}")
+    with pytest.raises(InputError, match="is a capture store, no run directory; polykv replay .* makes a run of it"):
         RunDirectory.open(tmp_path)
 
 
@@ -254,3 +270,11 @@ def test_a_disk_full_to_the_brim_lets_the_first_error_through(small_disk):
     (small_disk / "filler").unlink()
     with RunDirectory.create_or_resume(small_disk / "run", CONFIG):
         pass  # neither lock nor torn run.json in the way
+
+
+@pytest.mark.parametrize("name", ["no/such/folder.html", "x" * 300, "file/below"])
+def test_a_place_that_the_file_system_refuses_is_named(tmp_path, name):
+    (tmp_path / "file").write_text("text")
+    with pytest.raises(InputError, match="cannot be written"):
+        write_bytes(tmp_path / name, b"data")
+    assert [path.name for path in tmp_path.iterdir()] == ["file"]
