@@ -57,6 +57,7 @@ MAY_IMPORT = {
     "listing_stages": LISTING_STAGES,
     "certify_stages": CERTIFY_STAGES,
     "calibrated_stages": CALIBRATED_STAGES,
+    "hf": CERTIFY_STAGES | {"hf"},
     "policy_files": POLICY_FILES,
     "gonogo_stages": GONOGO_STAGES,
     "report_stages": REPORT_STAGES,

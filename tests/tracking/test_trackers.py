@@ -86,9 +86,7 @@ def test_wandb_keeps_figures_parameters_and_files(made, tmp_path, monkeypatch):
     assert config.items() >= logged.record.params.items()
     summary = {}
     for record in records:
-        summary.update(
-            {item.key or item.nested_key[0]: json.loads(item.value_json) for item in record.summary.update}
-        )
+        summary.update({item.key or item.nested_key[0]: json.loads(item.value_json) for item in record.summary.update})
     assert {name: summary[name] for name in logged.record.metrics} == dict(logged.record.metrics)
     (artifact,) = [record.artifact for record in records if record.HasField("artifact")]
     assert (artifact.name, artifact.type) == (f"polykv-{logged.record.run_id}", "polykv-run")
