@@ -26,6 +26,25 @@ def section(title):
     return commands(re.search(r"^```\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)[1])
 
 
+def snippet(title):
+    """The Python block of a section."""
+    return re.search(r"^```python\n(.*?)^```$", README.split(f"\n## {title}\n", 1)[1], re.MULTILINE | re.DOTALL)[1]
+
+
+def run_snippet(title, folder):
+    done = subprocess.run(
+        [sys.executable, "-c", snippet(title)],
+        cwd=folder,
+        env=environment(),
+        capture_output=True,
+        text=True,
+        timeout=600,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
 def commands(block):
     return [line for line in (re.sub(r"\s+#.*", "", raw).strip() for raw in block.splitlines()) if line]
 
@@ -62,10 +81,10 @@ def run(line, folder, **settings):
 
 def test_every_command_of_the_readme_is_known_here():
     """A command that no test below and no step of CI runs must not stand in the README."""
-    run_here = [*section("Your own model"), *section("Is a sparse dictionary worth it?"), *section("What it costs the model"), *section("Receipts"), *re_blocks("polykv inspect"), *section("Policies"), *section("On a cluster"), *section("Schedule it")]  # fmt: skip
+    run_here = [*section("Your own model"), *section("Is a sparse dictionary worth it?"), *section("What it costs the model"), *section("Receipts"), *section("In an experiment tracker"), *re_blocks("polykv inspect"), *section("Policies"), *section("On a cluster"), *section("Schedule it")]  # fmt: skip
     for line in (line for block in blocks() for line in commands(block)):
         if re.match(r"(polykv|python|dask|prefect|make|\.|export) ", line):
-            assert line in run_here or re.fullmatch(r"make (demo|test|hf)", line), line
+            assert line in run_here or re.fullmatch(r"make (demo|test|hf|tracking)", line), line
 
 
 def re_blocks(start):
@@ -74,7 +93,7 @@ def re_blocks(start):
 
 def test_make_targets_of_the_readme_exist():
     makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
-    for target in set(re.findall(r"\bmake ([a-z][a-z-]*)\b", README)) & {"demo", "test", "hf", "help"}:
+    for target in set(re.findall(r"\bmake ([a-z][a-z-]*)\b", README)) & {"demo", "test", "hf", "tracking", "help"}:
         assert re.search(rf"^{target}:", makefile, re.MULTILINE), target
 
 
@@ -101,13 +120,12 @@ def test_a_dictionary_judged_and_replayed(workplace):
 
 @pytest.mark.slow
 def test_the_query_reads_the_demos_table(workplace):
-    (snippet,) = blocks("python")
     run("polykv replay data/smollm2-sample --out runs/demo --policy int8 --ks 64,full -q", workplace)
-    done = subprocess.run(
-        [sys.executable, "-c", snippet], cwd=workplace, capture_output=True, text=True, timeout=120, check=False
-    )
-    assert done.returncode == 0, done.stderr
-    assert "cells_that_pass" in done.stdout
+    assert "cells_that_pass" in run_snippet("Query the table", workplace)
+
+
+def test_every_snippet_is_run_here():
+    assert len(blocks("python")) == 2
 
 
 @pytest.mark.slow
@@ -158,6 +176,24 @@ def test_what_it_costs_the_model(workplace):
     (line,) = section("What it costs the model")
     assert "kivi4" in run(line + " -q --fail-on never", workplace)
     assert (workplace / "runs/certified/certify.parquet").exists()
+
+
+@pytest.mark.hf
+@pytest.mark.slow
+def test_a_policy_in_an_engine(workplace):
+    said = run_snippet("A policy in an engine", workplace)
+    assert re.fullmatch(r"\d+ tokens in \d+ bytes of codes, [\d.]+ times less than float16\n", said), said
+
+
+@pytest.mark.tracking
+@pytest.mark.slow
+def test_in_an_experiment_tracker(workplace):
+    make, *lines = section("In an experiment tracker")
+    assert make == "make tracking"
+    run("polykv replay data/smollm2-sample --out runs/demo --policy int8 --ks 64,full -q", workplace)
+    for line in lines:
+        assert "logged runs/demo to" in run(line, workplace)
+    assert (workplace / "mlflow.db").exists()
 
 
 def _start(argv, folder, **settings):

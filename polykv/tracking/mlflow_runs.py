@@ -7,7 +7,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from polykv.errors import MissingExtraError, TrackingError
-from polykv.tracking.record import RunRecord
+from polykv.tracking.record import RunRecord, one_line
 
 # where `mlflow ui` looks when it is started in the same folder
 LOCAL_STORE = "mlflow.db"
@@ -46,7 +46,7 @@ def log_to_mlflow(record: RunRecord, project: str, offline: bool = False) -> str
         client.set_terminated(run.info.run_id)
     except (mlflow.MlflowException, OSError) as error:
         raise TrackingError(
-            f"MLflow took not all of {record.name}: {error}; --offline keeps it in mlflow.db here"
+            f"MLflow took not all of {record.name}: {one_line(error)}; --offline keeps it in mlflow.db here"
         ) from error
     return f"{client.tracking_uri}, experiment {project!r}, run {run.info.run_id}"
 

@@ -86,6 +86,11 @@ def tracker_name(policy: str) -> str:
     return re.sub(r"[^A-Za-z0-9_. -]+", "_", policy)
 
 
+def one_line(error: Exception) -> str:
+    """A tracker's own words without their line breaks and final stop."""
+    return " ".join(str(error).split()).removesuffix(".")
+
+
 def check_names(policies: Iterable[str]) -> None:
     """Raise InputError when two policies would be told under one name."""
     owners: dict[str, str] = {}

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from polykv.errors import MissingExtraError, TrackingError
-from polykv.tracking.record import RunRecord
+from polykv.tracking.record import RunRecord, one_line
 
 ARTIFACT_TYPE = "polykv-run"
 
@@ -48,7 +48,7 @@ def log_to_wandb(record: RunRecord, project: str, offline: bool = False) -> str:
         run.finish()
     except (wandb.Error, ValueError, OSError) as error:
         raise TrackingError(
-            f"Weights & Biases took not all of {record.name}: {error}; --offline keeps it in wandb/ here"
+            f"Weights & Biases took not all of {record.name}: {one_line(error)}; --offline keeps it in wandb/ here"
         ) from error
     return str(Path(run.dir).parent) if run.offline else str(run.url)
 
