@@ -136,7 +136,7 @@ def test_a_rehearsal_says_all_and_writes_nothing(capsys, made, tmp_path, monkeyp
     assert "report.html (to be written)" in out
     assert not (made / "report.html").exists()
     assert [path.name for path in tmp_path.iterdir()] == ["made"]
-    code, out, _ = run(capsys, str(made), "--to", "wandb", "--dry-run", "--json", "--project", "mine")
+    code, out, _ = run(capsys, str(made), "--to", "wandb", "--dry-run", "--json", "--experiment", "mine")
     told = json.loads(out)
     assert (code, told["place"], told["project"]) == (0, None, "mine")
     assert told["metrics"]["int8/cells_pass"] == 4

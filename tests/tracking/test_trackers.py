@@ -33,6 +33,7 @@ def test_mlflow_keeps_figures_parameters_and_files(made, tmp_path, monkeypatch):
     mlflow = pytest.importorskip("mlflow")
     # offline is offline, whatever server the environment names
     monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://127.0.0.1:9")
+    monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
     logged = log_stage(made, "mlflow", "kv", offline=True)
     client = mlflow.MlflowClient(tracking_uri=f"sqlite:///{tmp_path}/mlflow.db")
     (run,) = client.search_runs([client.get_experiment_by_name("kv").experiment_id])
@@ -71,6 +72,15 @@ def test_a_run_that_mlflow_does_not_take_whole_is_left_as_failed(made, tmp_path,
     client = mlflow.MlflowClient(tracking_uri=f"sqlite:///{tmp_path}/mlflow.db")
     (run,) = client.search_runs([client.get_experiment_by_name("polykv").experiment_id])
     assert run.info.status == "FAILED"
+
+
+def test_a_server_that_does_not_answer_is_one_line(capsys, made, monkeypatch):
+    pytest.importorskip("mlflow")
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://127.0.0.1:9")
+    monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
+    code = main(["log", str(made), "--to", "mlflow"])
+    err = capsys.readouterr().err
+    assert (code, err.count("\n"), "--offline keeps it in mlflow.db here" in err) == (3, 1, True), err
 
 
 def test_wandb_keeps_figures_parameters_and_files(made, tmp_path, monkeypatch):
