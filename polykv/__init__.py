@@ -31,11 +31,15 @@ _PUBLIC = {
     "run_captured_model_replay": "polykv.replay.captured",
     "run_model_replay": "polykv.replay.model_shaped",
 }
-__all__ = sorted(_PUBLIC)
+# rooms that are reached as polykv.NAME
+_ROOMS = ("hf",)
+__all__ = sorted([*_PUBLIC, *_ROOMS])
 
 
 def __getattr__(name: str) -> Any:
     """Public names load their room when first asked for, so that `import polykv` stays instant."""
+    if name in _ROOMS:
+        return import_module(f"polykv.{name}")
     if name not in _PUBLIC:
         raise AttributeError(f"module 'polykv' has no attribute {name!r}")
     return getattr(import_module(_PUBLIC[name]), name)

@@ -48,6 +48,7 @@ __all__ = [
     "PreparedCertification",
     "candidate_of",
     "certify_into",
+    "own_means",
     "prepare_certification",
     "run_certification",
     "write_certification",
@@ -188,7 +189,7 @@ def candidate_of(text: str, store: CaptureStore | None, uncentred: bool = False)
         return Candidate(policy, artifacts=artifacts)
     if uncentred:
         return Candidate(policy, means_source=UNCENTRED, artifacts=artifacts)
-    own = _own_means(policy, artifacts)
+    own = own_means(policy, artifacts)
     if own is not None:
         return Candidate(policy, own[1], f"artifact {own[0]}", artifacts)
     if store is None:
@@ -201,7 +202,7 @@ def candidate_of(text: str, store: CaptureStore | None, uncentred: bool = False)
     return Candidate(policy, means, f"split calibrate of the capture {store.digest}", artifacts)
 
 
-def _own_means(policy: CompressionPolicy, artifacts: Artifacts) -> tuple[str, Mapping[Cell, np.ndarray]] | None:
+def own_means(policy: CompressionPolicy, artifacts: Artifacts) -> tuple[str, Mapping[Cell, np.ndarray]] | None:
     """(digest, means) of the policy's artifact that holds mean keys, if one does."""
     for digest in policy.artifacts:
         means = means_from_arrays(artifacts(digest))

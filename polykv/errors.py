@@ -96,3 +96,9 @@ class WorkerError(PolykvError):
     """Workers that cannot do the job: unreachable, or with other versions than ours."""
 
     exit_code = 3
+
+
+class TrackingError(PolykvError):
+    """An experiment tracker that did not take a run; the text holds its own words and the remedy."""
+
+    exit_code = 3

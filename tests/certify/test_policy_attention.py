@@ -64,6 +64,40 @@ def test_lossy_policy_agrees_with_the_cell_replay(name, candidate_k, centred):
         assert use.decoded.tolist() == sum(np.minimum(r.n_candidates, candidate_k or 48) for r in replays).tolist()
 
 
+@pytest.mark.parametrize("name", RULES)
+@pytest.mark.parametrize(
+    "codec", [FIB, KIVI, {"id": "turbo_8bit", "bits": 8, "radii": "log_u8"}], ids=lambda c: c["id"]
+)
+@pytest.mark.parametrize(("n_new", "shared"), [(1, 20), (5, 46), (1, 0), (48, 60)])
+def test_the_newest_queries_alone_get_what_they_get_among_all(name, codec, n_new, shared):
+    """A decoding step over the cache so far is the last rows of the whole forward; counts alike."""
+    rules = spec(**RULES[name])
+    given = inputs(rules, sinks=rules.has_sink_logits)
+    chosen = policy(codec, codec, sink_tokens=2, recent_window=8, candidate_k=6, center_keys="calibrate_mean")
+    made = plans(chosen, rules, means(rules))
+    whole, all_uses = attend_layer(given, made, shared)
+    step, uses = attend_layer(dataclasses.replace(given, queries=given.queries[:, -n_new:]), made, shared)
+    np.testing.assert_allclose(step, whole[-n_new:], atol=1e-5)
+    for use, total in zip(uses, all_uses, strict=True):
+        assert use.code_bytes == total.code_bytes
+        for count in ("decoded", "exact", "visible"):
+            np.testing.assert_array_equal(getattr(use, count), getattr(total, count)[-n_new:])
+
+
+@pytest.mark.parametrize("codec", [FIB, KIVI], ids=lambda c: c["id"])
+def test_a_query_sees_the_same_before_later_tokens_come(codec):
+    """Each step over a growing cache is the same row of the forward over all of it."""
+    rules = spec()
+    given = inputs(rules)
+    made = plans(policy(codec, codec, sink_tokens=2, recent_window=8, candidate_k=6), rules)
+    whole, _ = attend_layer(given, made, 20)
+    for end in range(1, 49):
+        part = dataclasses.replace(
+            given, queries=given.queries[:, end - 1 : end], keys=given.keys[:, :end], values=given.values[:, :end]
+        )
+        np.testing.assert_allclose(attend_layer(part, made, 20)[0][0], whole[end - 1], atol=1e-5)
+
+
 def _replayed(given, plan, head, budget):
     rules = given.spec
     kv = head // rules.group_size
