@@ -52,6 +52,15 @@ class Probe:
         weights, the sink logit's share included; 0 for values. A query whose exact output is
         zero has no relative error and is not measured.
         """
+        outputs, kl = self._attended(decoded)
+        wrong, size = row_energies(outputs - self.outputs), row_energies(self.outputs)
+        return np.sqrt(wrong[size > 0] / size[size > 0]), kl[size > 0]
+
+    def outputs_of(self, decoded: np.ndarray) -> np.ndarray:
+        """[query, value_dim] float64: the attention outputs when decoded [row, head_dim] stands for the rows."""
+        return self._attended(decoded)[0]
+
+    def _attended(self, decoded: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         part = np.asarray(decoded[self.rows], np.float64)
         if self.stream == "key":
             coded = self.keys.copy()
@@ -64,8 +73,7 @@ class Probe:
             change[self.first_token :] = part - self.values[self.first_token :]
             outputs = self.outputs + np.where(self.exact, 0.0, np.exp(self.log_weights)) @ change
             kl = np.zeros(len(outputs))
-        wrong, size = row_energies(outputs - self.outputs), row_energies(self.outputs)
-        return np.sqrt(wrong[size > 0] / size[size > 0]), kl[size > 0]
+        return outputs, kl
 
 
 @dataclass(frozen=True, eq=False)

@@ -29,7 +29,7 @@ from polykv.certify.cells import CellPlan
 from polykv.errors import CertifyError
 from polykv.types import Cell, LayerSpec
 
-Attend = Callable[[LayerInputs], np.ndarray]
+Attend = Callable[[LayerInputs], np.ndarray | None]
 
 
 def baseline_logits(model: Any, token_ids: np.ndarray, keep: np.ndarray) -> np.ndarray:
@@ -40,10 +40,16 @@ def baseline_logits(model: Any, token_ids: np.ndarray, keep: np.ndarray) -> np.n
 def policy_logits(
     model: Any, token_ids: np.ndarray, keep: np.ndarray, plans: Mapping[Cell, CellPlan], shared: int
 ) -> tuple[np.ndarray, list[CellUse]]:
-    """(logits [kept, vocabulary] float32, what every cell used) with all cells compressed at once."""
-    uses: list[CellUse] = []
+    """(logits [kept, vocabulary] float32, what every cell used) with all cells of `plans` compressed at once.
 
-    def attend(inputs: LayerInputs) -> np.ndarray:
+    A layer without a plan keeps the model's own attention.
+    """
+    uses: list[CellUse] = []
+    planned = {cell.layer for cell in plans}
+
+    def attend(inputs: LayerInputs) -> np.ndarray | None:
+        if inputs.spec.layer not in planned:
+            return None
         out, used = attend_layer(inputs, plans, shared)
         uses.extend(used)
         return out
@@ -62,16 +68,17 @@ def zeroed_logits(model: Any, token_ids: np.ndarray, keep: np.ndarray) -> np.nda
 
 
 def _forward(model: Any, token_ids: np.ndarray, keep: np.ndarray, attend: Attend | None) -> np.ndarray:
-    """One pass over one passage [token]; `attend` None leaves the attention to the model."""
+    """One pass over one passage [token]; where `attend` is None, or gives None, the model attends itself."""
     torch, _ = hf_modules()
 
     def attention(module: Any, query: Any, key: Any, value: Any, attention_mask: Any, *args: Any, **kwargs: Any) -> Any:
         spec = layer_rules(layer_index(module), query, key, value, kwargs)
         check_mask(attention_mask, spec, key.shape[2])
-        if attend is None:
-            return own_attention(module)(module, query, key, value, attention_mask, *args, **kwargs)
         inputs = LayerInputs(spec, *(to_numpy(tensor[0]) for tensor in (query, key, value)), sink_logits(kwargs))
-        out = torch.from_numpy(attend(inputs))[None]
+        found = None if attend is None else attend(inputs)
+        if found is None:
+            return own_attention(module)(module, query, key, value, attention_mask, *args, **kwargs)
+        out = torch.from_numpy(found)[None]
         return out.to(dtype=query.dtype, device=query.device), None
 
     with attention_replaced(model, attention) as calls:

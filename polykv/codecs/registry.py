@@ -16,6 +16,7 @@ from polykv.codecs.residual_vq import ResidualVqCodec
 from polykv.codecs.scalar import RotatedScalarCodec
 from polykv.codecs.sparse import SparseCodec
 from polykv.codecs.trained import TrainedCodec
+from polykv.codecs.transform_pq import TransformPqCodec
 from polykv.codecs.turbo import TurboCodec
 from polykv.codecs.uniform import UniformCodec
 from polykv.errors import CodecError
@@ -30,6 +31,7 @@ CODECS: Mapping[str, type[Codec]] = {
     RotatedScalarCodec.codec_id: RotatedScalarCodec,
     SparseCodec.codec_id: SparseCodec,
     ResidualVqCodec.codec_id: ResidualVqCodec,
+    TransformPqCodec.codec_id: TransformPqCodec,
 }
 CODEC_IDS = tuple(CODECS)
 

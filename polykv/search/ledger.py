@@ -1,0 +1,48 @@
+"""What a search has paid for, kept so that the same command goes on where it stopped."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+from polykv.receipts import to_plain
+
+
+class Ledger:
+    """Answers by key in a file of JSON lines; each is on disk before it is used.
+
+    A line that was cut short by a killed process is dropped: its question is asked again.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._known: dict[str, Any] = {}
+        if path.exists():
+            for line in path.read_text(encoding="utf-8").splitlines():
+                try:
+                    entry = json.loads(line)
+                    self._known[entry["key"]] = entry["value"]
+                except (ValueError, KeyError, TypeError):
+                    continue
+
+    def get(self, key: str) -> Any:
+        """The answer, or None when the question is new."""
+        return self._known.get(key)
+
+    def put(self, key: str, value: Any) -> Any:
+        """Keep an answer (plain JSON); returns it."""
+        plain = to_plain(value)
+        line = json.dumps({"key": key, "value": plain}, allow_nan=False) + "\n"
+        with self._path.open("a", encoding="utf-8") as file:
+            file.write(("\n" if self._is_torn() else "") + line)
+            file.flush()
+            os.fsync(file.fileno())
+        self._known[key] = plain
+        return plain
+
+    def _is_torn(self) -> bool:
+        """Whether the file ends inside a line."""
+        data = self._path.read_bytes() if self._path.exists() else b""
+        return bool(data) and not data.endswith(b"\n")

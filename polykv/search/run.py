@@ -1,0 +1,273 @@
+"""A policy search, step by step: units, sensitivities, budgets, sharing. What it asks is kept in a ledger.
+
+search = Search(store, loaded, settings, folder, ledger)
+search.fit_units(); search.measure_sensitivities(); search.find_budgets()
+found = search.close_the_loop(Target.of_ppl(0.01, 0.7))
+policy = search.policy_at(found.best.place)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+
+import numpy as np
+
+from polykv.capture.models import LoadedModel
+from polykv.certify.cells import plan_cells
+from polykv.certify.config import CertifyConfig
+from polykv.certify.judge import Judge, Judged
+from polykv.codecs.exact import ExactCodec
+from polykv.errors import InputError
+from polykv.policy import CompressionPolicy
+from polykv.receipts import digest_array, digest_json
+from polykv.rotation import Rotation
+from polykv.search.allocation import Allocation, allocations
+from polykv.search.budgets import head_budget
+from polykv.search.ledger import Ledger
+from polykv.search.loop import Found, Target, Trial, search_sharing
+from polykv.search.units import OPTIONS_BYTES, REFERENCE_BYTES, Unit, UnitSettings, fit_unit, unit_codec
+from polykv.storage import CaptureStore
+from polykv.storage.artifacts import load_artifact, save_artifact
+from polykv.types import STREAMS, Cell
+
+Tick = Callable[[int, int, int], None]
+_EXACT = {"id": ExactCodec.codec_id}
+
+
+@dataclass(frozen=True)
+class SearchSettings:
+    """What decides a search's result. min_cosine None: every value is decoded. max_passes: forward passes
+    of the model in all, baselines and sensitivities included, the final verdict apart."""
+
+    name: str = "searched"
+    floor_bytes: int = 3
+    min_cosine: float | None = 0.999
+    sensitivity_passages: int = 2
+    select_passages: int = 8
+    max_passes: int = 1000
+    units: UnitSettings = field(default_factory=UnitSettings)
+
+
+@dataclass(frozen=True, eq=False)
+class Sensitivity:
+    """kl: one-layer KL in nats a token, all heads of the stream coded at REFERENCE_BYTES and all else exact."""
+
+    layer: int
+    stream: str
+    kl: float
+
+
+class Search:
+    """One search over `store`'s cells for `loaded`; artifacts go to `folder`/artifacts."""
+
+    def __init__(
+        self,
+        store: CaptureStore,
+        loaded: LoadedModel,
+        settings: SearchSettings,
+        folder: Path,
+        rotations: Mapping[int, Rotation] | None,
+        rotation_digest: str | None,
+    ) -> None:
+        self.store, self.settings, self.folder = store, settings, folder
+        self.rotations, self.rotation_digest = rotations, rotation_digest
+        self.ledger = Ledger(folder / "search.jsonl")
+        self.units: list[Unit] = []
+        self.budgets: dict[Cell, int | str] = {}
+        self.sensitivities: list[Sensitivity] = []
+        self.sharings: list[Allocation] = []
+        self.passes = 0
+        passages = [store.token_ids(p) for p in _whole_passages(store, "select")][: settings.select_passages]
+        if not passages:
+            raise InputError(f"{store.url} has no whole passage in split select to judge sharings on")
+        config = CertifyConfig(n_passages=len(passages), n_tokens=store.meta.n_tokens)
+        self.judge = Judge(loaded, passages, config, self._count)
+        self._identity = digest_json([loaded.weight_digest, *(digest_array(ids) for ids in passages)])
+
+    def fit_units(self, tick: Tick) -> None:
+        """Basis, reference codec and proxies of every cell and stream, on split calibrate."""
+        cells = self.store.meta.cells
+        for done, cell in enumerate(cells, start=1):
+            data = self.store.cell(*cell, "calibrate", with_logits=False)
+            turned = None if self.rotations is None else self.rotations[cell.layer]
+            self.units += [fit_unit(data, stream, turned, self.settings.units) for stream in STREAMS]
+            tick(done, 0, len(cells))
+
+    def find_budgets(self, tick: Tick) -> None:
+        """candidate_k of every cell, on split select."""
+        cells, exact = self.store.meta.cells, self.settings.units
+        for done, cell in enumerate(cells, start=1):
+            self.budgets[cell] = "full"
+            if self.settings.min_cosine is not None:
+                data = self.store.cell(*cell, "select", with_logits=False)
+                self.budgets[cell] = head_budget(
+                    data, exact.sink_tokens, exact.recent_window, self.settings.min_cosine
+                )
+            tick(done, 0, len(cells))
+
+    def measure_sensitivities(self, tick: Tick) -> bool:
+        """True one-layer KL of every (layer, stream) at the reference codec; False when the passes are used up."""
+        asked = list(self._layer_streams())
+        for done, (layer, stream) in enumerate(asked, start=1):
+            policy = self._one_layer(layer, stream)
+            judged = self._judged(policy, self.settings.sensitivity_passages, only_layer=layer)
+            if judged is None:
+                return False
+            self.sensitivities.append(Sensitivity(layer, stream, float(judged["kl"])))
+            tick(done, 0, len(asked))
+        return True
+
+    def share(self) -> None:
+        """Every sharing of bytes that some price strikes, costs in nats as the sensitivities say."""
+        known = {(one.layer, one.stream): one.kl for one in self.sensitivities}
+        totals: dict[tuple[int, str], float] = {}
+        for unit in self.units:
+            place = (unit.cell.layer, unit.stream)
+            totals[place] = totals.get(place, 0.0) + unit.proxies.expected_cost
+        costs = np.array(
+            [
+                [unit.cost(n) * _nats(known, totals, (unit.cell.layer, unit.stream)) for n in OPTIONS_BYTES]
+                for unit in self.units
+            ]
+        )
+        sizes = np.tile(np.array(OPTIONS_BYTES, np.float64), (len(self.units), 1))
+        self.sharings = allocations(costs, sizes, self.settings.floor_bytes)
+
+    def close_the_loop(self, target: Target, tick: Tick) -> Found:
+        """The cheapest sharing that meets `target` in the model, all at once, on split select."""
+        trials = 0
+
+        def judge(place: int) -> Trial | None:
+            nonlocal trials
+            judged = self._judged(self.policy_at(place), None)
+            trials += 1
+            tick(trials, 0, trials)
+            return None if judged is None else self.trial(place, judged)
+
+        sizes = [one.total_bytes for one in self.sharings]
+        return search_sharing(sizes, [one.total_cost for one in self.sharings], target, judge)
+
+    def judged_at(self, place: int) -> Trial | None:
+        """One sharing in the model; None when the passes are used up."""
+        judged = self._judged(self.policy_at(place), None)
+        return None if judged is None else self.trial(place, judged)
+
+    def trial(self, place: int, judged: Mapping[str, float]) -> Trial:
+        """A trial of what the ledger holds."""
+        cost = self.sharings[place].total_cost
+        return Trial(place, cost, judged["kl"], judged["log_ratio"], judged["bytes_per_token"])
+
+    def place_within(self, bytes_per_token: float) -> int:
+        """The dearest sharing of at most `bytes_per_token` (K and V codes of all cells)."""
+        within = [i for i, one in enumerate(self.sharings) if one.total_bytes <= bytes_per_token]
+        if not within:
+            raise InputError(
+                f"the budget of {bytes_per_token:,.0f} bytes a token is below {self.sharings[0].total_bytes:,.0f}, what "
+                f"{len(self.units)} streams take at the floor of {self.settings.floor_bytes} bytes a vector"
+            )
+        return within[-1]
+
+    def policy_at(self, place: int) -> CompressionPolicy:
+        """The policy of a sharing, its codecs fitted (once) and stored among the artifacts."""
+        options = self.sharings[place].options
+        cells: dict[str, dict] = {}
+        digests = []
+        for unit, option in zip(self.units, options, strict=True):
+            entry = self._codec(unit, OPTIONS_BYTES[int(option)])
+            digests.append(entry["artifact"])
+            tier = cells.setdefault(unit.cell.key, {"pool": {}, "candidate_k": self.budgets[unit.cell]})["pool"]
+            tier[unit.stream] = entry
+        for override in cells.values():
+            override["shell"] = override["pool"]
+        return self._policy(self.settings.name, cells, digests)
+
+    def artifacts(self, digest: str) -> Mapping[str, np.ndarray]:
+        """The arrays of one of the search's artifacts."""
+        return load_artifact(self.folder / "artifacts", digest)
+
+    def _one_layer(self, layer: int, stream: str) -> CompressionPolicy:
+        cells, digests = {}, []
+        for unit in self.units:
+            if unit.cell.layer == layer and unit.stream == stream:
+                entry = self._codec(unit, REFERENCE_BYTES)
+                tier = {"key": _EXACT, "value": _EXACT} | {stream: entry}
+                cells[unit.cell.key] = {"pool": tier, "shell": tier}
+                digests.append(entry["artifact"])
+        return self._policy(f"one {layer} {stream}", cells, digests)
+
+    def _policy(self, name: str, cells: Mapping[str, dict], digests: list[str]) -> CompressionPolicy:
+        rotation = {} if self.rotation_digest is None else {"key_rotation": self.rotation_digest}
+        listed = [*digests, *rotation.values()]
+        return CompressionPolicy(
+            name,
+            sink_tokens=self.settings.units.sink_tokens,
+            recent_window=self.settings.units.recent_window,
+            cells=cells,
+            artifacts={digest: f"artifacts/{digest}.npz" for digest in listed},
+            candidate_k="full",
+            **rotation,
+        )
+
+    def _codec(self, unit: Unit, n_bytes: int) -> dict[str, str]:
+        key = f"fit {unit.key} {n_bytes} {digest_array(unit.basis.costs)}"
+        known = self.ledger.get(key)
+        if known is not None and (self.folder / "artifacts" / f"{known['artifact']}.npz").exists():
+            return known
+        arrays = unit.fit(n_bytes)
+        _, entry = unit_codec(arrays)
+        save_artifact(self.folder / "artifacts", arrays)
+        return self.ledger.put(key, entry)
+
+    def _judged(
+        self, policy: CompressionPolicy, n_passages: int | None, only_layer: int | None = None
+    ) -> Mapping[str, float] | None:
+        """kl, log_ratio and bytes_per_token, from the ledger when the same was asked before."""
+        key = f"judge {self._identity} {policy.digest()} {n_passages}"
+        known = self.ledger.get(key)
+        if known is not None:
+            return known
+        n = self.judge.n_passages if n_passages is None else min(n_passages, self.judge.n_passages)
+        if self.passes + n > self.settings.max_passes:
+            return None
+        specs = self.judge.specs if only_layer is None else {only_layer: self.judge.specs[only_layer]}
+        judged = self.judge.judge(plan_cells(policy, specs, None, self.artifacts), n_passages)
+        return self.ledger.put(key, _plain(judged))
+
+    def _layer_streams(self) -> Iterator[tuple[int, str]]:
+        for stream in STREAMS:
+            for layer in sorted({unit.cell.layer for unit in self.units}):
+                yield layer, stream
+
+    def _count(self) -> None:
+        self.passes += 1
+
+
+def _plain(judged: Judged) -> dict[str, float]:
+    return {
+        "kl": float(judged.kl.mean()),
+        "log_ratio": float(judged.log_ratio.mean()),
+        "bytes_per_token": float(judged.bytes_per_token),
+        "decoded": judged.decoded,
+        "visible": judged.visible,
+        "passage_kl": judged.kl.tolist(),
+        "passage_log_ratio": judged.log_ratio.tolist(),
+    }
+
+
+def _nats(known: Mapping, totals: Mapping, place: tuple[int, str]) -> float:
+    """Nats of KL per unit of expected cost in one (layer, stream); 1 where nothing was measured."""
+    if place not in known or not totals[place] > 0:
+        return 1.0
+    return max(known[place], 1e-9) / totals[place]
+
+
+def _whole_passages(store: CaptureStore, split: str) -> list[int]:
+    meta = store.meta
+    return [p for p in meta.passages(split) if len(store.token_ids(p)) == meta.n_tokens]
+
+
+def settings_dict(settings: SearchSettings) -> dict:
+    """Plain JSON of everything that decides the result."""
+    return asdict(settings)

@@ -1,0 +1,125 @@
+"""The units a search shares bytes over: one stream of one cell, what each rate is expected to cost it.
+
+unit = fit_unit(data, "key", rotation)      # data: the cell's split calibrate
+unit.cost(12)                               # squared relative output error expected at 12 bytes a vector
+unit.fit(12)                                # the arrays of that codec
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from polykv.calibration.sample import sample_of_cells
+from polykv.calibration.transform import Basis, expected_cost, fit_basis, fit_transform_pq, key_metric, value_metric
+from polykv.codecs.transform_pq import TransformPqCodec, transform_pq_codec
+from polykv.errors import InputError
+from polykv.rotation import Rotation
+from polykv.types import Cell, CellData
+
+REFERENCE_BYTES = 10
+# Bytes a vector may take: fine steps where most units end up, coarse ones above.
+OPTIONS_BYTES = (3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 16, 18, 20, 22, 24, 28, 32)
+_QUERIES_PER_PASSAGE = 16
+
+
+@dataclass(frozen=True)
+class UnitSettings:
+    """What stays exact, whatever is searched, and the seed of the codewords."""
+
+    sink_tokens: int = 4
+    recent_window: int = 32
+    seed: int = 0
+
+
+@dataclass(frozen=True, eq=False)
+class Proxies:
+    """What the reference codec (REFERENCE_BYTES a vector) does to one unit, by measures that need no model.
+
+    expected_cost: `expected_cost` of the basis, corrected by what the codec's codewords really leave;
+    output_error: mean over queries of (‖Δo‖/‖o‖)², output_cosine_loss: 1 − mean cosine of the
+    attention output, both by captured queries; relative_mse: Σ‖error‖² / Σ‖vector‖².
+    """
+
+    expected_cost: float
+    output_error: float
+    output_cosine_loss: float
+    relative_mse: float
+
+
+@dataclass(frozen=True, eq=False)
+class Unit:
+    """rows [n, head_dim] float32 are what its codec sees: without sinks, keys before RoPE where it is undone."""
+
+    cell: Cell
+    stream: str
+    basis: Basis
+    rows: np.ndarray
+    correction: float
+    proxies: Proxies
+    seed: int
+
+    @property
+    def key(self) -> str:
+        """The unit's name: "layer/kv_head/stream"."""
+        return f"{self.cell.key}/{self.stream}"
+
+    def cost(self, n_bytes: int) -> float:
+        """Squared relative error of the attention output expected at n_bytes a vector."""
+        return self.correction * expected_cost(self.basis, n_bytes)
+
+    def fit(self, n_bytes: int) -> dict[str, np.ndarray]:
+        """The arrays of its `TransformPqCodec` at n_bytes a vector."""
+        return fit_transform_pq(self.basis, self.rows, n_bytes, self.seed)
+
+
+def fit_unit(data: CellData, stream: str, rotation: Rotation | None, settings: UnitSettings) -> Unit:
+    """Basis, correction and proxies of one stream of a cell. `rotation`: undone before keys are coded.
+
+    Raises InputError for another split than calibrate, or a capture without queries.
+    """
+    if data.split != "calibrate":
+        raise InputError(f"codecs are fitted on split calibrate alone, got {data.split!r} of cell {data.cell.key}")
+    sample = sample_of_cells([data], stream, settings.sink_tokens, settings.recent_window, _QUERIES_PER_PASSAGE)
+    turned = rotation if stream == "key" else None
+    metric = key_metric(sample, turned) if stream == "key" else value_metric(sample)
+    positions = np.concatenate([np.arange(settings.sink_tokens, length) for length in data.lengths])
+    rows = sample.rows if turned is None else turned.undo(sample.rows, positions)
+    basis = fit_basis(rows, metric)
+    codec = transform_pq_codec(fit_transform_pq(basis, rows, REFERENCE_BYTES, settings.seed))
+    decoded = codec.decode(codec.encode(rows))
+    left = basis.coordinates(decoded) - basis.coordinates(rows)
+    cost = float((np.square(left) @ basis.costs).mean())
+    restored = decoded if turned is None else turned.apply(decoded, positions)
+    expected = expected_cost(basis, REFERENCE_BYTES)
+    correction = cost / expected if expected > 0 else 1.0
+    proxies = _proxies(sample, restored, cost)
+    return Unit(data.cell, stream, basis, rows, correction, proxies, settings.seed)
+
+
+def unit_codec(arrays: dict[str, np.ndarray]) -> tuple[TransformPqCodec, dict[str, str]]:
+    """(codec, its entry in a policy) of fitted arrays."""
+    codec = transform_pq_codec(arrays)
+    return codec, {"id": codec.codec_id, "artifact": codec.artifact}
+
+
+def _proxies(sample, decoded: np.ndarray, cost: float) -> Proxies:
+    errors, cosines = [], []
+    for probe in sample.probes:
+        outputs = probe.outputs_of(decoded)
+        size = np.linalg.norm(probe.outputs, axis=1)
+        seen = size > 0
+        errors.append(np.linalg.norm(outputs - probe.outputs, axis=1)[seen] / size[seen])
+        norms = np.linalg.norm(outputs, axis=1)[seen] * size[seen]
+        dots = np.einsum("qd,qd->q", outputs[seen], probe.outputs[seen])
+        cosines.append(np.divide(dots, norms, out=np.zeros_like(dots), where=norms > 0))
+    if not any(len(e) for e in errors):
+        raise InputError("no captured query has an attention output other than zero: there is nothing to compare")
+    rows = sample.rows.astype(np.float64)
+    return Proxies(
+        expected_cost=cost,
+        output_error=float(np.square(np.concatenate(errors)).mean()),
+        output_cosine_loss=float(1 - np.concatenate(cosines).mean()),
+        relative_mse=float(np.square(decoded - rows).sum() / max(np.square(rows).sum(), 1e-300)),
+    )
