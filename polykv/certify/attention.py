@@ -87,10 +87,11 @@ def attend_cell(
     are neither sink nor recent.
     """
     group, n_tokens, width = queries.shape
-    encoded = encode_tiers(keys, values, plan.codecs, shared, plan.key_mean)
+    encoded = encode_tiers(keys, values, plan.codecs, shared, plan.key_mean, plan.rotation)
     flat = queries.reshape(-1, width)
     coded = encoded.scores(flat).reshape(group, n_tokens, n_tokens)
-    offset = None if plan.key_mean is None else (flat @ plan.key_mean).reshape(group, n_tokens, 1)
+    apart = plan.key_mean is not None and plan.rotation is None
+    offset = None if not apart else (flat @ plan.key_mean).reshape(group, n_tokens, 1)
     decoded = encoded.values()
     out = np.empty((group, n_tokens, values.shape[1]), np.float32)
     counts = np.empty((3, n_tokens), np.int64)
