@@ -1,6 +1,7 @@
 """The policy's field key_rotation: its identity, its file, and the artifact that goes with it."""
 
 import json
+from dataclasses import replace
 
 import jsonschema
 import numpy as np
@@ -11,7 +12,7 @@ from polykv.calibrated_stages import write_found_policies
 from polykv.certify.cells import cell_rotations
 from polykv.certify_stages import candidate_of
 from polykv.cli.policy import policy as policy_command
-from polykv.errors import PolicyError
+from polykv.errors import PolicyError, StoreError
 from polykv.npz import npz_bytes
 from polykv.policy import NAMED_POLICIES, CompressionPolicy
 from polykv.policy_files import load_policy, write_policy
@@ -23,7 +24,6 @@ from polykv.schemas import RESULTS
 from polykv.stages import Engine, SweepRequest, check_sweep, sweep_stage
 from polykv.storage import CaptureStore
 from polykv.storage.results import read_rows
-from polykv.types import Cell
 from tests.tiny_store import write_tiny_store
 
 SCHEMA = jsonschema.Draft202012Validator(policy_json_schema())
@@ -93,9 +93,18 @@ def test_a_sweep_measures_it_and_every_row_is_sound(swept):
 def test_a_sweep_without_the_artifact_is_refused_before_any_work(swept, tmp_path):
     store, file, _ = swept
     (tmp_path / "alone.json").write_bytes(file.read_bytes())
-    with pytest.raises(Exception, match="artifact is missing"):
+    with pytest.raises(StoreError, match="artifact is missing"):
         check_sweep(SweepRequest(store, str(tmp_path / "run"), (str(tmp_path / "alone.json"),)))
     assert not (tmp_path / "run").exists()
+
+
+def test_a_sweep_of_a_codec_that_scores_otherwise_is_refused_before_any_work(swept, tmp_path):
+    meta = CaptureStore.open(swept[0]).meta
+    made, arrays = rotated([s.layer for s in meta.layers], meta.layers[0].head_dim)
+    gram = {"id": "fib_k4_n32", "query_mode": "gram"}
+    file = write_policy(tmp_path, replace(made, shell={"key": gram, "value": INT4}), arrays)
+    with pytest.raises(PolicyError, match="fib_k4_n32 has query_mode 'gram'"):
+        check_sweep(SweepRequest(swept[0], str(tmp_path / "run"), (str(file),)))
 
 
 def test_means_are_fitted_on_unrotated_keys_in_sweep_and_certification(swept):
@@ -117,7 +126,7 @@ def test_the_found_policy_carries_rotation_and_means(swept):
     path = write_found_policies(run, CaptureStore.open(store), (str(file),))[0]
     candidate = candidate_of(str(path), None)
     assert len(candidate.policy.artifacts) == 2
-    assert candidate.means.keys() == set(map(lambda c: Cell(*c), CaptureStore.open(store).meta.cells))
+    assert candidate.means.keys() == set(CaptureStore.open(store).meta.cells)
     assert "frequencies_" in " ".join(candidate.artifacts(candidate.policy.key_rotation))
 
 

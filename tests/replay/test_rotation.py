@@ -124,7 +124,9 @@ def test_scores_are_those_of_the_decoded_keys_turned_to_their_positions(centred)
 def test_exact_codes_before_rope_change_nothing(centred):
     cell = make_cell(logits=True, sliding_window=9)
     mean = key_mean(make_cell(seed=5, split="calibrate"), 0, LLAMA) if centred else None
-    chosen = policy({"id": "exact_f32_fallback"}, center_keys="calibrate_mean" if centred else "off")
+    # exact tokens beside coded ones: a constant that only the coded ones got would show
+    window = {"sink_tokens": 2, "recent_window": 4, "center_keys": "calibrate_mean" if centred else "off"}
+    chosen = policy({"id": "exact_f32_fallback"}, **window)
     rows = [row for row in sweep_cell(cell, chosen, KS, mean, artifacts()) if row["is_full"]]
     assert [row["output_cosine_mean"] > 1 - 1e-10 for row in rows] == [True]
     assert rows[0]["attention_kl_mean"] < 1e-10
