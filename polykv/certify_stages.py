@@ -26,7 +26,7 @@ from polykv.certify import (
     certify_rows,
     evaluation_text,
 )
-from polykv.certify.cells import Artifacts, centred_cells
+from polykv.certify.cells import Artifacts, cell_rotations, centred_cells
 from polykv.certify.means import fit_key_means, means_from_arrays
 from polykv.certify.run import Progress
 from polykv.errors import InputError
@@ -198,7 +198,8 @@ def candidate_of(text: str, store: CaptureStore | None, uncentred: bool = False)
             "model with a split calibrate), or --uncentred to leave keys as they are"
         )
     specs = {spec.layer: spec for spec in store.meta.layers}
-    means = fit_key_means(lambda *cell: store.cell(*cell, with_logits=False), centred_cells(policy, specs))
+    rotations = cell_rotations(policy, specs, artifacts)
+    means = fit_key_means(lambda *cell: store.cell(*cell, with_logits=False), centred_cells(policy, specs), rotations)
     return Candidate(policy, means, f"split calibrate of the capture {store.digest}", artifacts)
 
 

@@ -6,7 +6,7 @@ Schema `polykv_policy_v1` (read by every command, written by the search):
      "sink_tokens": 4, "recent_window": 32, "center_keys": "calibrate_mean",
      "pool":  {"key": {"id": "fib_k4_n32", …}, "value": {…}},
      "shell": {"key": {"id": "turbo_8bit", …}, "value": {…}},
-     "candidate_k": null, "cells": {"11/2": {"candidate_k": 64}}, "artifacts": {}}
+     "key_rotation": "keep", "candidate_k": null, "cells": {"11/2": {"candidate_k": 64}}, "artifacts": {}}
 
 A codec is {"id": …, **arguments}; `head_dim` and `seed` are filled in when it is built: the
 pool's codecs take the policy's seed, the shell's that seed + 10,000 (seed document 003).
@@ -33,11 +33,13 @@ from polykv.types import STREAMS, TIERS, Cell
 
 POLICY_SCHEMA = "polykv_policy_v1"
 CENTERINGS = ("off", "calibrate_mean")
+KEEP_ROTATION = "keep"
 SHELL_SEED_OFFSET = 10_000
 _SEED_LIMIT = 2**64
+_DIGEST = re.compile("[0-9a-f]{64}")
 # as `Cell.key` spells it: with a leading zero an override would never be found
 _CELL_KEY = re.compile("(0|[1-9][0-9]*)/(0|[1-9][0-9]*)")
-_CELL_FIELDS = ("sink_tokens", "recent_window", "center_keys", "pool", "shell", "candidate_k")
+_CELL_FIELDS = ("sink_tokens", "recent_window", "center_keys", "key_rotation", "pool", "shell", "candidate_k")
 
 _FIB_REFERENCE = {"id": "fib_k4_n32", "query_mode": "gram", "zero_vectors": "refuse"}
 _FIB_MENDED = {"id": "fib_k4_n32", "query_mode": "asymmetric", "zero_vectors": "encode"}
@@ -65,8 +67,10 @@ class CompressionPolicy:
     `sink_tokens` first tokens and the `recent_window` newest (the query's own token counted)
     stay exact and are always attended. `center_keys="calibrate_mean"` subtracts each cell's
     mean key, fitted on the split calibrate, before keys are coded (a constant added to every
-    key cancels in the softmax). `candidate_k`: decoded values per query, "full", or None when
-    a sweep is to find it. `cells` overrides any of these for single cells.
+    key cancels in the softmax). `key_rotation`: "keep" codes keys as attention sees them; the
+    digest of an artifact with the model's rotation (`polykv.rotation`) codes them before RoPE, and
+    mean keys are then those of un-rotated keys. `candidate_k`: decoded values per query, "full",
+    or None when a sweep is to find it. `cells` overrides any of these for single cells.
     """
 
     name: str
@@ -79,6 +83,7 @@ class CompressionPolicy:
     candidate_k: int | str | None = None
     cells: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     artifacts: Mapping[str, str] = field(default_factory=dict)
+    key_rotation: str = KEEP_ROTATION
 
     def __post_init__(self) -> None:
         if not isinstance(self.name, str) or not self.name.strip():
@@ -95,6 +100,7 @@ class CompressionPolicy:
             raise PolicyError(
                 f"policy {self.name!r}: center_keys is {self.center_keys!r}; known: {', '.join(CENTERINGS)}"
             )
+        _check_rotation(self.key_rotation, self.name)
         _check_candidate_k(self.candidate_k, f"policy {self.name!r}")
         for tier in TIERS:
             _check_tier(getattr(self, tier), tier, self.name)
@@ -146,8 +152,10 @@ class CompressionPolicy:
         return build_codec(self.shell["key"], head_dim, seed)
 
     def to_dict(self) -> dict[str, Any]:
-        """The policy as `polykv_policy_v1` JSON."""
+        """The policy as `polykv_policy_v1` JSON; key_rotation is left out when it is "keep"."""
         plain = {f.name: to_plain(getattr(self, f.name)) for f in fields(self)}
+        if self.key_rotation == KEEP_ROTATION:
+            del plain["key_rotation"]  # policies from before this field keep their digests
         return {"schema_version": POLICY_SCHEMA, **plain}
 
     @classmethod
@@ -268,6 +276,14 @@ def _check_candidate_k(value: int | str | None, where: str) -> None:
         return
     if isinstance(value, bool) or not isinstance(value, int) or value < 1:
         raise PolicyError(f'{where}: candidate_k is {value!r}, must be a whole number ≥ 1, "full" or null')
+
+
+def _check_rotation(value: Any, policy: str) -> None:
+    if value != KEEP_ROTATION and not (isinstance(value, str) and _DIGEST.fullmatch(value)):
+        raise PolicyError(
+            f'policy {policy!r}: key_rotation is {value!r}, must be "{KEEP_ROTATION}" or the digest (64 hex digits) of '
+            "an artifact with the rotation"
+        )
 
 
 def _check_tier(tier: Any, name: str, policy: str) -> None:

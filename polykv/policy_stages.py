@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from polykv.errors import InputError
-from polykv.policy import CompressionPolicy
+from polykv.policy import KEEP_ROTATION, CompressionPolicy
 from polykv.receipts import parse_json, pretty_json
 from polykv.replay.sweep_receipt import receipt_of_rows
 from polykv.schemas import RESULTS, SELECTION
@@ -135,7 +135,8 @@ def _override(source: CompressionPolicy, row: Row, otherwise: str) -> dict[str, 
     if otherwise == "full":
         return had | {"candidate_k": "full"}
     exact = CompressionPolicy.exact()
-    return {"pool": exact.pool, "shell": exact.shell, "center_keys": "off", "candidate_k": "full"}
+    plain = {"pool": exact.pool, "shell": exact.shell, "center_keys": "off", "candidate_k": "full"}
+    return plain if source.key_rotation == KEEP_ROTATION else plain | {"key_rotation": KEEP_ROTATION}
 
 
 def _evidence(row: Row, override: Row, otherwise: str, receipts: Mapping[str, str]) -> dict[str, Any]:

@@ -24,6 +24,7 @@ from polykv.execution.sweep import OnProgress, Replay, ReplaySummary
 from polykv.policy import CompressionPolicy
 from polykv.policy_files import Artifacts, load_policy
 from polykv.replay.config import DEFAULT_GATES, NEEDS_LOGITS, PERFECT, Gate, SweepConfig, normalise_candidate_ks
+from polykv.replay.rotation import cell_rotation, check_decodable
 from polykv.report.compare import Movement, movements
 from polykv.report.summary import PolicySummary, control_lines, headline, policy_summaries
 from polykv.schemas import CONTROLS, SELECTION
@@ -215,12 +216,15 @@ def _policy_notes(cells: Sequence[Cell], policy: CompressionPolicy) -> list[str]
 
 
 def _check_codecs(store: CaptureStore, cells: Sequence[Cell], policy: CompressionPolicy, artifacts: Artifacts) -> None:
-    """Build every codec the sweep will need: a head_dim it cannot take or a lost artifact shows here."""
+    """Build every codec and rotation a sweep needs: a head_dim one cannot take, a lost artifact shows here."""
     for layer, kv_head in cells:
         spec = store.meta.layer(layer)
         for tier in TIERS:
             policy.codec(tier, "key", layer, kv_head, spec.head_dim, artifacts)
             policy.codec(tier, "value", layer, kv_head, spec.value_dim, artifacts)
+        rotation = cell_rotation(policy, spec, kv_head, artifacts)
+        for tier in TIERS if rotation is not None else ():
+            check_decodable(policy.codec(tier, "key", layer, kv_head, spec.head_dim, artifacts), policy)
 
 
 def open_run(checked: CheckedSweep) -> RunDirectory:

@@ -19,6 +19,7 @@ BASE = {
     "npz",
     "columns",
     "certify_schema",
+    "rotation",
 }
 CODECS = BASE | {"codecs"}
 POLICY = CODECS | {"policy"}

@@ -90,10 +90,11 @@ def attend_cell(
     group, n_queries, width = queries.shape
     n_tokens = len(keys)
     first = n_tokens - n_queries
-    encoded = encode_tiers(keys, values, plan.codecs, shared, plan.key_mean)
+    encoded = encode_tiers(keys, values, plan.codecs, shared, plan.key_mean, plan.rotation)
     flat = queries.reshape(-1, width)
     coded = encoded.scores(flat).reshape(group, n_queries, n_tokens)
-    offset = None if plan.key_mean is None else (flat @ plan.key_mean).reshape(group, n_queries, 1)
+    apart = plan.key_mean is not None and plan.rotation is None
+    offset = (flat @ plan.key_mean).reshape(group, n_queries, 1) if apart else None
     decoded = encoded.values()
     out = np.empty((group, n_queries, values.shape[1]), np.float32)
     counts = np.empty((3, n_queries), np.int64)

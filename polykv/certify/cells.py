@@ -12,6 +12,8 @@ from polykv.codecs.exact import ExactCodec
 from polykv.errors import DimensionMismatch, PolicyError
 from polykv.policy import CompressionPolicy
 from polykv.replay.passage import TierCodecs
+from polykv.replay.rotation import cell_rotation, check_decodable
+from polykv.rotation import Rotation
 from polykv.types import Cell, LayerSpec
 
 Artifacts = Callable[[str], Mapping[str, np.ndarray]]
@@ -20,12 +22,14 @@ Artifacts = Callable[[str], Mapping[str, np.ndarray]]
 @dataclass(frozen=True, eq=False)
 class CellPlan:
     """How one cell keeps its cache: the policy as it stands there, its codecs, the mean key
-    [head_dim] float32 that is subtracted (None: none)."""
+    [head_dim] float32 that is subtracted (None: none), the rotation taken off keys before they are
+    coded (None: none; with one, the mean key is one of un-rotated keys)."""
 
     cell: Cell
     policy: CompressionPolicy
     codecs: TierCodecs
     key_mean: np.ndarray | None
+    rotation: Rotation | None = None
 
     @property
     def candidate_k(self) -> int | None:
@@ -53,9 +57,9 @@ def plan_cells(
     """A plan for every cell of `specs`.
 
     `means` holds the mean key of cells that centre; None leaves all keys as they are. Raises
-    PolicyError for a cell the model does not have, for a cell without its mean, and for a codec
-    that would code a token together with later ones; CodecError for a head_dim that a codec
-    cannot take.
+    PolicyError for a cell the model does not have, for a cell without its mean or a layer without
+    its rotation, and for a codec that would code a token together with later ones; CodecError for a
+    head_dim that a codec cannot take.
     """
     known = {Cell(layer, head) for layer, spec in specs.items() for head in range(spec.n_kv_heads)}
     foreign = sorted(set(policy.cells) - {cell.key for cell in known})
@@ -74,6 +78,15 @@ def centred_cells(policy: CompressionPolicy, specs: Mapping[int, LayerSpec]) -> 
     return {cell: own.sink_tokens for cell, own in here.items() if own.center_keys != "off"}
 
 
+def cell_rotations(
+    policy: CompressionPolicy, specs: Mapping[int, LayerSpec], artifacts: Artifacts | None = None
+) -> dict[Cell, Rotation]:
+    """{cell whose keys the policy codes before RoPE: its rotation}; raises as `plan_cells` does."""
+    cells = [Cell(layer, head) for layer, spec in sorted(specs.items()) for head in range(spec.n_kv_heads)]
+    found = {cell: cell_rotation(policy, specs[cell.layer], cell.kv_head, artifacts) for cell in cells}
+    return {cell: rotation for cell, rotation in found.items() if rotation is not None}
+
+
 def _plan(
     policy: CompressionPolicy,
     spec: LayerSpec,
@@ -90,7 +103,12 @@ def _plan(
     for codec in built:
         _check_causal(codec, own, cell)
     mean = _mean_of(own, spec, cell, means) if means is not None and own.center_keys != "off" else None
-    return CellPlan(cell, own, TierCodecs(*built), mean)
+    codecs = TierCodecs(*built)
+    rotation = cell_rotation(policy, spec, cell.kv_head, artifacts)
+    if rotation is not None:
+        check_decodable(codecs.pool_key, own)
+        check_decodable(codecs.shell_key, own)
+    return CellPlan(cell, own, codecs, mean, rotation)
 
 
 def _check_causal(codec: Codec, own: CompressionPolicy, cell: Cell) -> None:

@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 import numpy as np
 
 from polykv.replay.means import key_mean
+from polykv.rotation import Rotation
 from polykv.types import Cell, CellData
 
 _NAME = re.compile(r"key_mean_(\d+)_(\d+)")
@@ -15,12 +16,16 @@ _NAME = re.compile(r"key_mean_(\d+)_(\d+)")
 ReadCell = Callable[[int, int, str], CellData]
 
 
-def fit_key_means(read: ReadCell, cells: Mapping[Cell, int]) -> dict[Cell, np.ndarray]:
+def fit_key_means(
+    read: ReadCell, cells: Mapping[Cell, int], rotations: Mapping[Cell, Rotation] | None = None
+) -> dict[Cell, np.ndarray]:
     """{cell: [head_dim] float32} over the split calibrate; `cells` says how many sinks each leaves out.
 
-    `read(layer, kv_head, split)` gives a cell's data (a capture store's `cell`).
+    `read(layer, kv_head, split)` gives a cell's data (a capture store's `cell`). Cells in
+    `rotations` get the mean of their un-rotated keys.
     """
-    return {cell: key_mean(read(*cell, "calibrate"), sinks) for cell, sinks in cells.items()}
+    known = rotations or {}
+    return {cell: key_mean(read(*cell, "calibrate"), sinks, known.get(cell)) for cell, sinks in cells.items()}
 
 
 def means_to_arrays(means: Mapping[Cell, np.ndarray]) -> dict[str, np.ndarray]:

@@ -11,7 +11,7 @@ import click
 from polykv.cli.console import figure, note, say, say_json, say_table
 from polykv.cli.options import json_option, quiet_option
 from polykv.errors import InputError
-from polykv.policy import CompressionPolicy
+from polykv.policy import KEEP_ROTATION, CompressionPolicy
 from polykv.policy_stages import OTHERWISE, export_policy, policy_json_schema, read_policy_file, write_export
 
 FORMATS = ("json", "csv")
@@ -102,6 +102,8 @@ def _describe(found: CompressionPolicy, evidence: Mapping[str, Any] | None) -> N
     say(f"policy       {found.name} (digest {found.digest()[:16]})")
     say(f"exact        {found.sink_tokens} sink tokens, {found.recent_window} newest tokens")
     say(f"keys         {'centred on the calibrate mean' if found.center_keys != 'off' else 'not centred'}")
+    if found.key_rotation != KEEP_ROTATION:
+        say(f"rotation     keys are coded before RoPE (artifact {found.key_rotation[:16]})")
     for tier in ("pool", "shell"):
         codecs = getattr(found, tier)
         same = codecs["key"] == codecs["value"]

@@ -57,6 +57,7 @@ def row_digest(sweep: str, row_kind: str, candidate_k: int) -> str:
     return digest_json([sweep, row_kind, candidate_k])
 
 
-def mean_inputs(layer: int, kv_head: int, slabs: str, sink_tokens: int) -> str:
-    """Digest of what the mean key of one cell is fitted on."""
-    return digest_json(["key_mean", NUMERICS_VERSION, layer, kv_head, slabs, sink_tokens])
+def mean_inputs(layer: int, kv_head: int, slabs: str, sink_tokens: int, rotation: str | None = None) -> str:
+    """Digest of what the mean key of one cell is fitted on; `rotation`: digest of what un-rotates keys, None for nothing."""
+    turned = [] if rotation is None else [rotation]
+    return digest_json(["key_mean", NUMERICS_VERSION, layer, kv_head, slabs, sink_tokens, *turned])

@@ -13,10 +13,11 @@ from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
 
-from polykv.errors import PolykvError
+from polykv.errors import PolicyError, PolykvError
 from polykv.execution.digests import CONTROL_EXPECTED
 from polykv.execution.means import load_mean, save_mean
 from polykv.execution.steps import STEPS, Steps
+from polykv.rotation import Rotation, rotation_from_arrays
 from polykv.schemas import CONTROLS, RESULTS, TableSchema
 from polykv.storage.artifacts import load_artifact
 from polykv.storage.parts import write_part
@@ -133,16 +134,31 @@ class ControlJob:
 
 @dataclass(frozen=True)
 class MeanJob:
-    """The mean key of one cell over `place.split` (calibrate), sinks left out; `inputs` names what it is fitted on."""
+    """The mean key of one cell over `place.split` (calibrate), sinks left out.
+
+    `inputs` names what it is fitted on. `rotation`: digest of the run's artifact that un-rotates
+    keys first, None when they stay as they are.
+    """
 
     place: Place
     sink_tokens: int
     inputs: str
+    rotation: str | None = None
 
     def run(self) -> str:
         """Fit the mean, keep it as an artifact, return the artifact's digest."""
-        mean = self.place.steps.call("key_mean", self.place.read_cell(), self.sink_tokens)
+        data = self.place.read_cell()
+        mean = self.place.steps.call("key_mean", data, self.sink_tokens, *self._rotations())
         return save_mean(self.place.run_path, self.inputs, mean)
+
+    def _rotations(self) -> tuple[Rotation, ...]:
+        """The layer's rotation, or nothing."""
+        if self.rotation is None:
+            return ()
+        found = rotation_from_arrays(load_artifact(Path(self.place.run_path) / "artifacts", self.rotation))
+        if self.place.layer not in found:
+            raise PolicyError(f"rotation {self.rotation[:12]}… has no layer {self.place.layer}; it has {sorted(found)}")
+        return (found[self.place.layer],)
 
 
 Job = ReplayJob | ControlJob | MeanJob

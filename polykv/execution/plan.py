@@ -15,6 +15,7 @@ from polykv.execution.digests import CONTROL_EXPECTED, RowInputs, mean_inputs, r
 from polykv.execution.jobs import ControlJob, MeanJob, Place, ReplayJob
 from polykv.execution.means import known_mean
 from polykv.execution.steps import STEPS, Steps
+from polykv.policy import KEEP_ROTATION
 from polykv.schemas import CONTROLS, RESULTS
 from polykv.storage.parts import PartScan, scan_parts
 from polykv.storage.run import RunDirectory
@@ -186,9 +187,10 @@ class _Planner:
             self._uncentred.add(policy.name)
             return None
         slabs = slabs_digest(self._store.cell_digests(place.layer, place.kv_head, "calibrate"))
-        inputs = mean_inputs(place.layer, place.kv_head, slabs, here.sink_tokens)
+        rotation = None if here.key_rotation == KEEP_ROTATION else here.key_rotation
+        inputs = mean_inputs(place.layer, place.kv_head, slabs, here.sink_tokens, rotation)
         if inputs not in self.means:
-            self.means[inputs] = MeanJob(replace(place, split="calibrate"), here.sink_tokens, inputs)
+            self.means[inputs] = MeanJob(replace(place, split="calibrate"), here.sink_tokens, inputs, rotation)
         return inputs
 
 

@@ -18,8 +18,8 @@ class Steps:
     open_store(url) → CaptureStore; policy(dict) → Policy; config(dict) → SweepConfig;
     sweep_cell(data, policy, config, key_mean, artifacts) → results rows without run_id and
     row_digest, where artifacts(digest) gives the arrays of the run's artifact;
-    control_rows(data, config) → controls rows, likewise; key_mean(data, sink_tokens) → [head_dim]
-    float32; selection_rows(results rows, controls rows) → selection rows without run_id;
+    control_rows(data, config) → controls rows, likewise; key_mean(data, sink_tokens[, rotation])
+    → [head_dim] float32; selection_rows(results rows, controls rows) → selection rows without run_id;
     judged(results rows, controls rows) → the same results rows, verdicts as the controls allow.
     """
 

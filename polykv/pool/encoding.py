@@ -14,8 +14,8 @@ import numpy as np
 from polykv.codecs.base import Codec, Codes
 from polykv.codecs.fib import FibCodec
 from polykv.codecs.registry import ArtifactLoader, build_codec
-from polykv.errors import DimensionMismatch, InputError, NonFiniteError
-from polykv.policy import CompressionPolicy
+from polykv.errors import DimensionMismatch, InputError, NonFiniteError, PolicyError
+from polykv.policy import KEEP_ROTATION, CompressionPolicy
 from polykv.receipts import digest_array, digest_json
 from polykv.shape import KvTensorShape
 from polykv.strict import vector
@@ -89,8 +89,17 @@ def tier_codecs(
     seed: int,
     artifacts: ArtifactLoader | None = None,
 ) -> tuple[Codec, Codec]:
-    """Key and value codec of one cell's tier at an explicit seed; refuses a head_dim before any work."""
-    specs = getattr(policy.for_cell(layer, kv_head), tier)
+    """Key and value codec of one cell's tier at an explicit seed; refuses a head_dim before any work.
+
+    Raises PolicyError for a policy that codes keys before RoPE: rows come without their positions.
+    """
+    own = policy.for_cell(layer, kv_head)
+    if own.key_rotation != KEEP_ROTATION:
+        raise PolicyError(
+            f"policy {policy.name!r} codes the keys of cell {layer}/{kv_head} before RoPE, and a pool or fixture does "
+            f'not say where its tokens stand; use a policy with key_rotation "{KEEP_ROTATION}"'
+        )
+    specs = getattr(own, tier)
     key, value = (build_codec(specs[stream], head_dim, seed, artifacts) for stream in STREAMS)
     return key, value
 

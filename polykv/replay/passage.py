@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 
+from polykv.codecs.arrays import finite_scores, pairwise_dot
 from polykv.codecs.base import Codec, Codes
 from polykv.errors import InputError, NonFiniteError
 from polykv.replay.head import HeadFigures, HeadInputs, exact_token_mask, replay_head
+from polykv.rotation import Rotation
 from polykv.types import CellData
 
 
@@ -42,19 +45,37 @@ class TierCodecs:
 
 @dataclass(frozen=True, eq=False)
 class EncodedPassage:
-    """Both tiers' codes of one passage; tokens [0, shared_tokens) are the pool."""
+    """Both tiers' codes of one passage; tokens [0, shared_tokens) are the pool.
+
+    With a `rotation` the key codes hold un-rotated keys less `pre_mean` [head_dim] float32 (None:
+    nothing), and scores need no offset; without one, scores lack the mean key's part.
+    """
 
     codecs: TierCodecs
     pool_key: Codes
     pool_value: Codes
     shell_key: Codes
     shell_value: Codes
+    rotation: Rotation | None = None
+    pre_mean: np.ndarray | None = None
 
     def scores(self, queries: np.ndarray) -> np.ndarray:
         """[query, token] float32 estimates of q·k from the codes, pool first."""
+        if self.rotation is not None:
+            return finite_scores(pairwise_dot(queries, self._rotated_keys))
         pool = self.codecs.pool_key.scores(queries, self.pool_key)
         shell = self.codecs.shell_key.scores(queries, self.shell_key)
         return np.concatenate([pool, shell], axis=1).astype(np.float32, copy=False)
+
+    @cached_property
+    def _rotated_keys(self) -> np.ndarray:
+        """[token, head_dim] float32 decoded keys, turned to their positions."""
+        keys = np.concatenate(
+            [self.codecs.pool_key.decode(self.pool_key), self.codecs.shell_key.decode(self.shell_key)]
+        )
+        if self.pre_mean is not None:
+            keys = keys + self.pre_mean
+        return self.rotation.apply(keys, np.arange(len(keys)))
 
     def values(self) -> np.ndarray:
         """[token, value_dim] float32 decoded values, pool first."""
@@ -114,15 +135,32 @@ def shared_tokens_of(n_tokens: int, shared_tokens: int | None, where: str) -> in
     return shared
 
 
-def encode_passage(passage: Passage, codecs: TierCodecs, shared: int, key_mean: np.ndarray | None) -> EncodedPassage:
-    """Code both tiers; `key_mean` [head_dim] is subtracted from every key first (None: nothing)."""
-    return encode_tiers(passage.keys, passage.values, codecs, shared, key_mean)
+def encode_passage(
+    passage: Passage,
+    codecs: TierCodecs,
+    shared: int,
+    key_mean: np.ndarray | None,
+    rotation: Rotation | None = None,
+) -> EncodedPassage:
+    """Code both tiers of a passage, as `encode_tiers` does."""
+    return encode_tiers(passage.keys, passage.values, codecs, shared, key_mean, rotation)
 
 
 def encode_tiers(
-    keys: np.ndarray, values: np.ndarray, codecs: TierCodecs, shared: int, key_mean: np.ndarray | None
+    keys: np.ndarray,
+    values: np.ndarray,
+    codecs: TierCodecs,
+    shared: int,
+    key_mean: np.ndarray | None,
+    rotation: Rotation | None = None,
 ) -> EncodedPassage:
-    """Code keys [token, head_dim] and values [token, value_dim]: the first `shared` tokens are the pool."""
+    """Code keys [token, head_dim] and values [token, value_dim]: the first `shared` tokens are the pool.
+
+    Keys, token t at position t, are un-rotated first (`rotation` None: stay as they are), then
+    `key_mean` [head_dim] is subtracted (None: nothing): with a rotation it is a mean of un-rotated keys.
+    """
+    if rotation is not None:
+        keys = rotation.undo(keys, np.arange(len(keys)))
     keys = keys if key_mean is None else keys - key_mean
     return EncodedPassage(
         codecs,
@@ -130,6 +168,8 @@ def encode_tiers(
         codecs.pool_value.encode(values[:shared]),
         codecs.shell_key.encode(keys[shared:]),
         codecs.shell_value.encode(values[shared:]),
+        rotation,
+        None if rotation is None else key_mean,
     )
 
 
@@ -148,7 +188,7 @@ def replay_passage(
     figures = []
     for head, queries in enumerate(passage.queries):
         offset = np.zeros(len(queries))
-        if key_mean is not None:
+        if key_mean is not None and encoded.rotation is None:
             offset = queries.astype(np.float64) @ key_mean.astype(np.float64)
         sink = None if data.sink_logits is None else float(data.sink_logits[head])
         inputs = HeadInputs(

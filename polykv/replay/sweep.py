@@ -18,7 +18,9 @@ from polykv.replay.cost import byte_figures
 from polykv.replay.figures import CellFigures, PassageFigures
 from polykv.replay.labels import label_figures
 from polykv.replay.passage import Passage, TierCodecs, encode_passage, passages_of, replay_passage, shared_tokens_of
+from polykv.replay.rotation import cell_rotation, check_decodable
 from polykv.replay.rows import candidate_rows
+from polykv.rotation import Rotation
 from polykv.types import CellData
 
 # Why a row of a centring policy was measured without.
@@ -38,16 +40,20 @@ def sweep_cell(
 
     One row per candidate_k, then the `window_only` row. Rows hold every column of
     `schemas.RESULTS` but run_id and row_digest. `key_mean` [head_dim] float32 is what a policy
-    that centres its keys subtracts; without one keys stay as they are, and `reason` says so.
+    that centres its keys subtracts (of un-rotated keys where it codes them before RoPE); without one keys stay as they are, and `reason` says so.
     Raises InputError for a split that cannot be replayed, NonFiniteError naming the place of a
     NaN, CodecError for a head_dim that a codec cannot take.
     """
     here = policy.for_cell(data.spec.layer, data.kv_head)
     mean = key_mean if here.center_keys != "off" else None
     codecs = cell_codecs(here, data, artifacts)
+    rotation = cell_rotation(policy, data.spec, data.kv_head, artifacts)
+    if rotation is not None:
+        check_decodable(codecs.pool_key, here)
+        check_decodable(codecs.shell_key, here)
     budgets = np.array([0, *config.candidate_ks])
     figures = CellFigures(
-        [_replay_one(data, passage, here, codecs, config, budgets, mean) for passage in passages_of(data)]
+        [_replay_one(data, passage, here, codecs, config, budgets, mean, rotation) for passage in passages_of(data)]
     )
     costs = byte_figures(here, codecs, data.spec, figures.code_bytes, figures.n_tokens)
     rows = candidate_rows(data, policy, config, figures, costs)
@@ -75,10 +81,11 @@ def _replay_one(
     config: SweepConfig,
     budgets: np.ndarray,
     mean: np.ndarray | None,
+    rotation: Rotation | None,
 ) -> PassageFigures:
     where = f"layer {data.spec.layer}, passage {passage.index}"
     shared = shared_tokens_of(passage.n_tokens, config.shared_tokens, where)
-    encoded = encode_passage(passage, codecs, shared, mean)
+    encoded = encode_passage(passage, codecs, shared, mean, rotation)
     heads = replay_passage(data, passage, encoded, budgets, policy.sink_tokens, policy.recent_window, mean)
     labels = None
     if data.logits is not None:

@@ -35,6 +35,7 @@ class StandInPolicy:
     center_keys: str = "off"
     sink_tokens: int = 0
     off_in: tuple[tuple[int, int], ...] = ()  # cells whose keys are not centred
+    key_rotation: str = "keep"
 
     def for_cell(self, layer: int, kv_head: int) -> StandInPolicy:
         return replace(self, center_keys="off") if (layer, kv_head) in self.off_in else self
