@@ -28,6 +28,7 @@ from polykv.certify import (
 )
 from polykv.certify.cells import Artifacts, cell_rotations, centred_cells
 from polykv.certify.means import fit_key_means, means_from_arrays
+from polykv.certify.passages import even_shares
 from polykv.certify.run import Progress
 from polykv.errors import InputError
 from polykv.policy import CompressionPolicy
@@ -48,6 +49,7 @@ __all__ = [
     "PreparedCertification",
     "candidate_of",
     "certify_into",
+    "check_same_model",
     "own_means",
     "prepare_certification",
     "run_certification",
@@ -133,7 +135,7 @@ def run_certification(
     """
     request = prepared.request
     loaded = loaded or load_model(request.model, "float32", request.model_cache)
-    _check_same_model(prepared.store, loaded)
+    check_same_model(prepared.store, loaded)
     text, config = _text(prepared, loaded)
     certification = certify_policies(loaded, text, prepared.candidates, config, progress)
     receipt = certify_receipt(certification, loaded, prepared.notes)
@@ -224,10 +226,11 @@ def _text(prepared: PreparedCertification, loaded: LoadedModel) -> tuple[Evaluat
 
 
 def _store_text(store: CaptureStore, config: CertifyConfig) -> tuple[EvaluationText, CertifyConfig]:
-    """The full-length confirm passages of a capture, at most n_passages of them, in order."""
+    """Full-length confirm passages of a capture, at most n_passages of them, the same number a document as far as it goes."""
     meta = store.meta
     ids = {passage: store.token_ids(passage) for passage in meta.passages("confirm")}
-    whole = [passage for passage, tokens in ids.items() if len(tokens) == meta.n_tokens][: config.n_passages]
+    whole = [passage for passage, tokens in ids.items() if len(tokens) == meta.n_tokens]
+    whole = _spread(whole, [meta.passage_document[passage] for passage in whole], config.n_passages)
     if not whole:
         raise InputError(f"{store.url} has no passage of {meta.n_tokens} tokens in split confirm; give --corpus FILE")
     used = sorted({meta.passage_document[passage] for passage in whole})
@@ -238,7 +241,20 @@ def _store_text(store: CaptureStore, config: CertifyConfig) -> tuple[EvaluationT
     return text, replace(config, n_tokens=meta.n_tokens, n_passages=len(whole))
 
 
-def _check_same_model(store: CaptureStore | None, loaded: LoadedModel) -> None:
+def _spread(passages: list[int], documents: list[int], total: int) -> list[int]:
+    """At most `total` passages in order, the first ones of each document."""
+    known = sorted(set(documents))
+    shares = even_shares([documents.count(document) for document in known], min(total, len(passages)))
+    left, chosen = dict(zip(known, shares, strict=True)), []
+    for passage, document in zip(passages, documents, strict=True):
+        if left[document] > 0:
+            left[document] -= 1
+            chosen.append(passage)
+    return chosen
+
+
+def check_same_model(store: CaptureStore | None, loaded: LoadedModel) -> None:
+    """Raise InputError when the capture is of other weights than the model."""
     if store is not None and store.meta.weight_digest != loaded.weight_digest:
         raise InputError(
             f"the capture {store.url} is of {store.meta.model_id} (weights {store.meta.weight_digest[:12]}…), the model "

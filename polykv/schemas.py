@@ -9,8 +9,21 @@ from __future__ import annotations
 
 from polykv.certify_schema import CERTIFY
 from polykv.columns import KINDS, Column, TableSchema
+from polykv.search_schema import SEARCH, SENSITIVITY
 
-__all__ = ["CERTIFY", "CONTROLS", "GONOGO", "KINDS", "RESULTS", "SELECTION", "TABLES", "Column", "TableSchema"]
+__all__ = [
+    "CERTIFY",
+    "CONTROLS",
+    "GONOGO",
+    "KINDS",
+    "RESULTS",
+    "SEARCH",
+    "SELECTION",
+    "SENSITIVITY",
+    "TABLES",
+    "Column",
+    "TableSchema",
+]
 
 _FAILED = "the job failed (status)"
 _FIGURE = "the job failed, or the figure is not finite"
@@ -345,4 +358,4 @@ GONOGO = TableSchema(
     ),
 )
 
-TABLES = {table.name: table for table in (RESULTS, CONTROLS, SELECTION, GONOGO, CERTIFY)}
+TABLES = {table.name: table for table in (RESULTS, CONTROLS, SELECTION, GONOGO, CERTIFY, SEARCH, SENSITIVITY)}

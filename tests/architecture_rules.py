@@ -19,6 +19,7 @@ BASE = {
     "npz",
     "columns",
     "certify_schema",
+    "search_schema",
     "rotation",
 }
 CODECS = BASE | {"codecs"}
@@ -34,6 +35,7 @@ CERTIFY_STAGES = CERTIFY | {"storage", "policy_files", "certify_stages"}
 CALIBRATED_STAGES = CERTIFY_STAGES | {"calibrated_stages"}
 LISTING_STAGES = BASE | {"storage", "stages", "listing_stages"}
 RECEIPT_STAGES = REPLAY | {"storage", "receipt_stages"}
+SEARCH_STAGES = CALIBRATION | CERTIFY_STAGES | {"search", "report", "search_stages"}
 POLICY_STAGES = REPLAY | {"storage", "policy_stages"}
 REPORT_STAGES = POLICY | {"storage", "report", "report_stages"}
 TRACKING_STAGES = REPORT_STAGES | {"tracking", "tracking_stages"}
@@ -63,6 +65,7 @@ MAY_IMPORT = {
     "gonogo_stages": GONOGO_STAGES,
     "report_stages": REPORT_STAGES,
     "policy_stages": POLICY_STAGES,
+    "search_stages": SEARCH_STAGES,
     "tracking_stages": TRACKING_STAGES,
     "cli": BASE
     | {
@@ -74,6 +77,7 @@ MAY_IMPORT = {
         "report_stages",
         "listing_stages",
         "policy_stages",
+        "search_stages",
         "tracking_stages",
         "storage",
         "policy",

@@ -4,7 +4,7 @@ For one stream of one cell, errors e of coded vectors cost eᵀ M e: M comes fro
 attention (no gradient, no model). With C the covariance of the vectors, the eigenvectors of
 M^½ C M^½ are the coordinates, and their eigenvalues what dropping each would cost: a
 Karhunen-Loève transform in the metric. `water_level` shares bits out over them (reverse
-water-filling, Cover & Thomas 1991, §10.3.3).
+water-filling, Cover & Thomas 1991, §10.3.3), `groupings` cuts them into runs of one byte each.
 
 basis = fit_basis(rows, metric)            # metric: key_metric(sample) or value_metric(sample)
 arrays = fit_transform_pq(basis, rows, 16) # the arrays of a codec of 16 bytes a vector
@@ -25,23 +25,46 @@ from polykv.rotation import Rotation
 # Share of the mean sensitivity that every direction is given: the next text asks other questions.
 METRIC_FLOOR = 0.1
 BITS_A_GROUP = 8
+MOST_BYTES = 32
 _HEAVY_TOKENS = 48
 _KMEANS_ROWS = 4096
 _KMEANS_ITERATIONS = 6
-# what 256 codewords leave of a unit-variance Gaussian, against the bound 2^(−2b): about .5 dB to 1.5 dB
-_ABOVE_THE_BOUND = 1.35
+_MOST_IN_A_GROUP = 32
+
+
+@dataclass(frozen=True, eq=False)
+class Grouping:
+    """edges [group + 1] int: group g codes coordinates edges[g] … edges[g + 1] − 1, those after the last
+    edge are dropped; cost: what a vector so coded is expected to cost."""
+
+    edges: tuple[int, ...]
+    cost: float
 
 
 @dataclass(frozen=True, eq=False)
 class Basis:
     """mean [head_dim]; analysis [coordinate, head_dim] and synthesis [head_dim, coordinate] with
     synthesis · analysis = 1; costs [coordinate], falling: what dropping each coordinate costs (the
-    coordinates themselves have unit variance). float64 all."""
+    coordinates themselves have unit variance). float64 all. groupings: see there, up to MOST_BYTES."""
 
     mean: np.ndarray
     analysis: np.ndarray
     synthesis: np.ndarray
     costs: np.ndarray
+    groupings: tuple[Grouping, ...]
+
+    def expected_cost(self, n_bytes: int) -> float:
+        """What vectors coded in n_bytes each (at most a byte a coordinate) are expected to cost."""
+        return self.grouping(n_bytes).cost
+
+    def grouping(self, n_bytes: int) -> Grouping:
+        """The runs of coordinates of a codec of n_bytes a vector, or of a byte a coordinate if that is less.
+
+        Raises InputError for none, or more than MOST_BYTES.
+        """
+        if not 1 <= n_bytes <= MOST_BYTES:
+            raise InputError(f"n_bytes is {n_bytes}, must be 1 to {MOST_BYTES}")
+        return self.groupings[min(n_bytes, len(self.groupings)) - 1]
 
     def coordinates(self, rows: np.ndarray) -> np.ndarray:
         """[n, coordinate] float64 of rows [n, head_dim]."""
@@ -96,7 +119,13 @@ def fit_basis(rows: np.ndarray, metric: np.ndarray) -> Basis:
     order = np.argsort(-costs, kind="stable")
     costs, turn = np.maximum(costs[order], 0.0), turn[:, order]
     spread = np.sqrt(np.maximum(costs, costs.max() * 1e-12 if costs.max() > 0 else 1.0))
-    return Basis(rows.mean(axis=0), turn.T @ root / spread[:, None], inverse @ turn * spread, costs)
+    return Basis(
+        rows.mean(axis=0),
+        turn.T @ root / spread[:, None],
+        inverse @ turn * spread,
+        costs,
+        tuple(groupings(costs, MOST_BYTES)),
+    )
 
 
 def water_level(costs: np.ndarray, total_bits: float) -> float:
@@ -112,26 +141,52 @@ def water_level(costs: np.ndarray, total_bits: float) -> float:
     return float(2.0 ** (logs[0] - 2 * total_bits))
 
 
-def expected_cost(basis: Basis, n_bytes: int) -> float:
-    """What vectors coded in `n_bytes` each are expected to cost, by the rate-distortion bound and a constant."""
-    level = water_level(basis.costs, BITS_A_GROUP * n_bytes)
-    return float(np.where(basis.costs > level, np.minimum(basis.costs, _ABOVE_THE_BOUND * level), basis.costs).sum())
+def groupings(costs: np.ndarray, most_groups: int) -> list[Grouping]:
+    """The cheapest grouping of coordinates (costs falling) into 1, 2 … min(most_groups, coordinates) runs.
 
-
-def group_coordinates(costs: np.ndarray, n_bytes: int) -> np.ndarray:
-    """[coordinate] int64: the group of each leading coordinate that gets any bits, groups worth 8 bits each.
-
-    Fewer coordinates than bytes: a coordinate a group, and no more groups than coordinates.
+    A run of m coordinates in one byte is expected to cost what reverse water-filling of 8 bits leaves,
+    times what 256 codewords in m dimensions fall short of it. Found by dynamic programming.
     """
-    level = water_level(costs, BITS_A_GROUP * n_bytes)
-    bits = np.maximum(0.0, 0.5 * np.log2(np.maximum(costs, 1e-300) / max(level, 1e-300)))
-    bits = bits[: max(1, int(np.count_nonzero(bits)))]
-    middle = np.cumsum(bits) - bits / 2
-    return np.unique(np.minimum(middle // BITS_A_GROUP, n_bytes - 1), return_inverse=True)[1].astype(np.int64)
+    n, most = len(costs), min(most_groups, len(costs))
+    run = _run_costs(costs)
+    dropped = np.concatenate([np.cumsum(costs[::-1])[::-1], [0.0]])
+    best = np.full((most + 1, n + 1), np.inf)  # [groups, coordinates covered]
+    best[0, 0] = 0.0
+    came = np.zeros((most + 1, n + 1), np.int64)
+    for groups in range(1, most + 1):
+        for end in range(groups, n + 1):
+            starts = np.arange(max(groups - 1, end - _MOST_IN_A_GROUP), end)
+            totals = best[groups - 1, starts] + run[starts, end - starts - 1]
+            place = int(totals.argmin())
+            best[groups, end], came[groups, end] = totals[place], starts[place]
+    return [_traced(best, came, dropped, groups) for groups in range(1, most + 1)]
+
+
+def _run_costs(costs: np.ndarray) -> np.ndarray:
+    """[start, length − 1] float64: expected cost of a run of coordinates in one byte; inf beyond the end."""
+    n = len(costs)
+    found = np.full((n, _MOST_IN_A_GROUP), np.inf)
+    for start in range(n):
+        for length in range(1, min(_MOST_IN_A_GROUP, n - start) + 1):
+            own = costs[start : start + length]
+            level = water_level(own, BITS_A_GROUP)
+            active = int((own > level).sum())
+            found[start, length - 1] = np.minimum(own, level * (1 + 1.7 / max(active, 1) ** 0.6)).sum()
+    return found
+
+
+def _traced(best: np.ndarray, came: np.ndarray, dropped: np.ndarray, groups: int) -> Grouping:
+    totals = best[groups] + dropped
+    end = int(totals.argmin())
+    cost, edges = float(totals[end]), [end]
+    for left in range(groups, 0, -1):
+        end = int(came[left, end])
+        edges.append(end)
+    return Grouping(tuple(reversed(edges)), cost)
 
 
 def fit_transform_pq(basis: Basis, rows: np.ndarray, n_bytes: int, seed: int = 0) -> dict[str, np.ndarray]:
-    """The arrays of a `TransformPqCodec` of about `n_bytes` a vector, fitted to rows [n, head_dim].
+    """The arrays of a `TransformPqCodec` of `n_bytes` a vector, fitted to rows [n, head_dim].
 
     Transforms and codewords are stored as float16. The same rows and seed give the same bytes. At
     most 4,096 rows, evenly spaced, are used. Raises InputError when there are fewer than 256.
@@ -140,9 +195,10 @@ def fit_transform_pq(basis: Basis, rows: np.ndarray, n_bytes: int, seed: int = 0
         raise InputError(
             f"{len(rows)} calibration vectors cannot fit {CODEWORDS} codewords; capture more passages of split calibrate"
         )
-    if n_bytes < 1:
-        raise InputError(f"n_bytes is {n_bytes}, must be at least 1")
-    group = group_coordinates(basis.costs, n_bytes)
+    edges = basis.grouping(n_bytes).edges
+    # what the plan would drop joins the last run: a codeword may as well carry its mean
+    edges = (*edges[:-1], len(basis.costs))
+    group = np.repeat(np.arange(len(edges) - 1), np.diff(edges))
     used = rows[np.linspace(0, len(rows) - 1, min(len(rows), _KMEANS_ROWS)).round().astype(np.int64)]
     # codewords are fitted in units of cost, so that a group's nearest codeword is the cheapest one
     spread = np.sqrt(basis.costs[: len(group)])

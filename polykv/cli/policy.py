@@ -10,6 +10,7 @@ import click
 
 from polykv.cli.console import figure, note, say, say_json, say_table
 from polykv.cli.options import json_option, quiet_option
+from polykv.cli.search import search
 from polykv.errors import InputError
 from polykv.policy import KEEP_ROTATION, CompressionPolicy
 from polykv.policy_stages import OTHERWISE, export_policy, policy_json_schema, read_policy_file, write_export
@@ -20,12 +21,16 @@ MAX_CELLS = 60
 
 @click.group()
 def policy() -> None:
-    """Policies: export one from a run, show a file, print the file's JSON Schema.
+    """Policies: search one for a budget, export one from a run, show a file, print its JSON Schema.
 
     \b
+    polykv policy search captures/mine --model smollm2 --budget-ppl 1% --out runs/searched
     polykv policy export runs/demo --policy int8 -o int8.json
     polykv policy show int8.json
     """
+
+
+policy.add_command(search)
 
 
 @policy.command()

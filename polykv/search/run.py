@@ -27,7 +27,7 @@ from polykv.search.allocation import Allocation, allocations
 from polykv.search.budgets import head_budget
 from polykv.search.ledger import Ledger
 from polykv.search.loop import Found, Target, Trial, search_sharing
-from polykv.search.units import OPTIONS_BYTES, REFERENCE_BYTES, Unit, UnitSettings, fit_unit, unit_codec
+from polykv.search.units import DISTURBANCE, OPTIONS_BYTES, Unit, UnitSettings, fit_unit, unit_codec
 from polykv.storage import CaptureStore
 from polykv.storage.artifacts import load_artifact, save_artifact
 from polykv.types import STREAMS, Cell
@@ -52,7 +52,7 @@ class SearchSettings:
 
 @dataclass(frozen=True, eq=False)
 class Sensitivity:
-    """kl: one-layer KL in nats a token, all heads of the stream coded at REFERENCE_BYTES and all else exact."""
+    """kl: one-layer KL in nats a token: all heads of the stream coded by DISTURBANCE, all else exact."""
 
     layer: int
     stream: str
@@ -68,8 +68,8 @@ class Search:
         loaded: LoadedModel,
         settings: SearchSettings,
         folder: Path,
-        rotations: Mapping[int, Rotation] | None,
-        rotation_digest: str | None,
+        rotations: Mapping[int, Rotation] | None = None,
+        rotation_digest: str | None = None,
     ) -> None:
         self.store, self.settings, self.folder = store, settings, folder
         self.rotations, self.rotation_digest = rotations, rotation_digest
@@ -102,13 +102,11 @@ class Search:
             self.budgets[cell] = "full"
             if self.settings.min_cosine is not None:
                 data = self.store.cell(*cell, "select", with_logits=False)
-                self.budgets[cell] = head_budget(
-                    data, exact.sink_tokens, exact.recent_window, self.settings.min_cosine
-                )
+                self.budgets[cell] = head_budget(data, exact.sink_tokens, exact.recent_window, self.settings.min_cosine)
             tick(done, 0, len(cells))
 
     def measure_sensitivities(self, tick: Tick) -> bool:
-        """True one-layer KL of every (layer, stream) at the reference codec; False when the passes are used up."""
+        """True one-layer KL of every (layer, stream) under DISTURBANCE; False when the passes are used up."""
         asked = list(self._layer_streams())
         for done, (layer, stream) in enumerate(asked, start=1):
             policy = self._one_layer(layer, stream)
@@ -125,7 +123,7 @@ class Search:
         totals: dict[tuple[int, str], float] = {}
         for unit in self.units:
             place = (unit.cell.layer, unit.stream)
-            totals[place] = totals.get(place, 0.0) + unit.proxies.expected_cost
+            totals[place] = totals.get(place, 0.0) + unit.proxies.output_error
         costs = np.array(
             [
                 [unit.cost(n) * _nats(known, totals, (unit.cell.layer, unit.stream)) for n in OPTIONS_BYTES]
@@ -188,17 +186,14 @@ class Search:
         return load_artifact(self.folder / "artifacts", digest)
 
     def _one_layer(self, layer: int, stream: str) -> CompressionPolicy:
-        cells, digests = {}, []
-        for unit in self.units:
-            if unit.cell.layer == layer and unit.stream == stream:
-                entry = self._codec(unit, REFERENCE_BYTES)
-                tier = {"key": _EXACT, "value": _EXACT} | {stream: entry}
-                cells[unit.cell.key] = {"pool": tier, "shell": tier}
-                digests.append(entry["artifact"])
-        return self._policy(f"one {layer} {stream}", cells, digests)
+        tier = {"key": _EXACT, "value": _EXACT} | {stream: DISTURBANCE}
+        cells = {cell.key: {"pool": tier, "shell": tier} for cell in self.store.meta.cells if cell.layer == layer}
+        return self._policy(f"one {layer} {stream}", cells, [], rotated=False)
 
-    def _policy(self, name: str, cells: Mapping[str, dict], digests: list[str]) -> CompressionPolicy:
-        rotation = {} if self.rotation_digest is None else {"key_rotation": self.rotation_digest}
+    def _policy(
+        self, name: str, cells: Mapping[str, dict], digests: list[str], rotated: bool = True
+    ) -> CompressionPolicy:
+        rotation = {} if self.rotation_digest is None or not rotated else {"key_rotation": self.rotation_digest}
         listed = [*digests, *rotation.values()]
         return CompressionPolicy(
             name,
@@ -211,7 +206,7 @@ class Search:
         )
 
     def _codec(self, unit: Unit, n_bytes: int) -> dict[str, str]:
-        key = f"fit {unit.key} {n_bytes} {digest_array(unit.basis.costs)}"
+        key = f"fit {unit.key} {n_bytes} {digest_array(unit.basis.costs)} {unit.basis.grouping(n_bytes).edges}"
         known = self.ledger.get(key)
         if known is not None and (self.folder / "artifacts" / f"{known['artifact']}.npz").exists():
             return known
@@ -257,7 +252,7 @@ def _plain(judged: Judged) -> dict[str, float]:
 
 
 def _nats(known: Mapping, totals: Mapping, place: tuple[int, str]) -> float:
-    """Nats of KL per unit of expected cost in one (layer, stream); 1 where nothing was measured."""
+    """Nats of KL per unit of summed squared output error in one (layer, stream); 1 where nothing was measured."""
     if place not in known or not totals[place] > 0:
         return 1.0
     return max(known[place], 1e-9) / totals[place]

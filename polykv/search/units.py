@@ -11,14 +11,18 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from polykv.calibration.sample import sample_of_cells
-from polykv.calibration.transform import Basis, expected_cost, fit_basis, fit_transform_pq, key_metric, value_metric
+from polykv.calibration.sample import Sample, sample_of_cells
+from polykv.calibration.transform import Basis, fit_basis, fit_transform_pq, key_metric, value_metric
+from polykv.codecs.registry import build_codec
 from polykv.codecs.transform_pq import TransformPqCodec, transform_pq_codec
 from polykv.errors import InputError
 from polykv.rotation import Rotation
 from polykv.types import Cell, CellData
 
 REFERENCE_BYTES = 10
+# The disturbance that sensitivities are measured with: the same for all units and fitted to none, so
+# that what differs is how much a unit matters, not how well a codec suits it.
+DISTURBANCE = {"id": "rotated_scalar", "bits": 2}
 # Bytes a vector may take: fine steps where most units end up, coarse ones above.
 OPTIONS_BYTES = (3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 16, 18, 20, 22, 24, 28, 32)
 _QUERIES_PER_PASSAGE = 16
@@ -35,14 +39,12 @@ class UnitSettings:
 
 @dataclass(frozen=True, eq=False)
 class Proxies:
-    """What the reference codec (REFERENCE_BYTES a vector) does to one unit, by measures that need no model.
+    """What DISTURBANCE does to one unit, by measures that need no model.
 
-    expected_cost: `expected_cost` of the basis, corrected by what the codec's codewords really leave;
-    output_error: mean over queries of (‖Δo‖/‖o‖)², output_cosine_loss: 1 − mean cosine of the
-    attention output, both by captured queries; relative_mse: Σ‖error‖² / Σ‖vector‖².
+    output_error: mean over queries of (‖Δo‖/‖o‖)²; output_cosine_loss: 1 − mean cosine of the
+    attention output; relative_mse: Σ‖error‖² / Σ‖vector‖².
     """
 
-    expected_cost: float
     output_error: float
     output_cosine_loss: float
     relative_mse: float
@@ -67,7 +69,7 @@ class Unit:
 
     def cost(self, n_bytes: int) -> float:
         """Squared relative error of the attention output expected at n_bytes a vector."""
-        return self.correction * expected_cost(self.basis, n_bytes)
+        return self.correction * self.basis.expected_cost(n_bytes)
 
     def fit(self, n_bytes: int) -> dict[str, np.ndarray]:
         """The arrays of its `TransformPqCodec` at n_bytes a vector."""
@@ -75,7 +77,7 @@ class Unit:
 
 
 def fit_unit(data: CellData, stream: str, rotation: Rotation | None, settings: UnitSettings) -> Unit:
-    """Basis, correction and proxies of one stream of a cell. `rotation`: undone before keys are coded.
+    """Basis, correction (what the codewords really leave, against the expectation) and proxies of one stream of a cell. `rotation`: undone before keys are coded.
 
     Raises InputError for another split than calibrate, or a capture without queries.
     """
@@ -91,11 +93,9 @@ def fit_unit(data: CellData, stream: str, rotation: Rotation | None, settings: U
     decoded = codec.decode(codec.encode(rows))
     left = basis.coordinates(decoded) - basis.coordinates(rows)
     cost = float((np.square(left) @ basis.costs).mean())
-    restored = decoded if turned is None else turned.apply(decoded, positions)
-    expected = expected_cost(basis, REFERENCE_BYTES)
+    expected = basis.expected_cost(REFERENCE_BYTES)
     correction = cost / expected if expected > 0 else 1.0
-    proxies = _proxies(sample, restored, cost)
-    return Unit(data.cell, stream, basis, rows, correction, proxies, settings.seed)
+    return Unit(data.cell, stream, basis, rows, correction, _proxies(sample), settings.seed)
 
 
 def unit_codec(arrays: dict[str, np.ndarray]) -> tuple[TransformPqCodec, dict[str, str]]:
@@ -104,7 +104,9 @@ def unit_codec(arrays: dict[str, np.ndarray]) -> tuple[TransformPqCodec, dict[st
     return codec, {"id": codec.codec_id, "artifact": codec.artifact}
 
 
-def _proxies(sample, decoded: np.ndarray, cost: float) -> Proxies:
+def _proxies(sample: Sample) -> Proxies:
+    codec = build_codec(DISTURBANCE, sample.rows.shape[1])
+    decoded = codec.decode(codec.encode(sample.rows))
     errors, cosines = [], []
     for probe in sample.probes:
         outputs = probe.outputs_of(decoded)
@@ -118,7 +120,6 @@ def _proxies(sample, decoded: np.ndarray, cost: float) -> Proxies:
         raise InputError("no captured query has an attention output other than zero: there is nothing to compare")
     rows = sample.rows.astype(np.float64)
     return Proxies(
-        expected_cost=cost,
         output_error=float(np.square(np.concatenate(errors)).mean()),
         output_cosine_loss=float(1 - np.concatenate(cosines).mean()),
         relative_mse=float(np.square(decoded - rows).sum() / max(np.square(rows).sum(), 1e-300)),

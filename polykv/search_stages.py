@@ -1,0 +1,316 @@
+"""The stage `policy search`: from a capture and a budget to a policy, its trace and its certification.
+
+prepared = prepare_search(request)        # everything that can be refused, before the model is loaded
+outcome = run_search(prepared, watch)     # policy file, search.parquet, sensitivity.parquet, certify.parquet
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from polykv.capture.models import LoadedModel, load_model
+from polykv.certify import Budget, CertifyConfig
+from polykv.certify.rotation import measured_rotation
+from polykv.certify_stages import (
+    CertifyOutcome,
+    CertifyRequest,
+    check_same_model,
+    prepare_certification,
+    run_certification,
+    write_certification,
+)
+from polykv.errors import InputError, MissingExtraError, UnsupportedModelError
+from polykv.policy_files import policy_file_name
+from polykv.replay.cost import FLOAT16_BYTES
+from polykv.report.search_front import search_picture
+from polykv.rotation import rotation_to_arrays
+from polykv.schemas import SEARCH, SENSITIVITY
+from polykv.search.loop import Found, Target, Trial
+from polykv.search.run import Search, SearchSettings
+from polykv.search.sensitivity import rank_agreement
+from polykv.search.units import OPTIONS_BYTES, UnitSettings
+from polykv.storage import CaptureStore
+from polykv.storage.artifacts import save_artifact
+from polykv.storage.atomic import write_bytes
+from polykv.storage.results import write_table
+from polykv.storage.run import RunDirectory
+
+Tick = Callable[[int, int, int], None]
+Watch = Callable[[str, str], AbstractContextManager[Tick]]
+PROXIES = ("output_error", "output_cosine_loss", "relative_mse")
+
+
+@dataclass(frozen=True)
+class SearchRequest:
+    """A search as a person asks for it.
+
+    Exactly one of max_ppl_increase (.01 is +1 %: fewest bytes within it) and budget_bytes (K and V
+    codes of one token, all layers: least KL within them). margin: share of the PPL budget that the KL
+    on split select may use, the rest is for texts it has not seen. corpus: texts of the verdict
+    (empty: the confirm passages of the store).
+    """
+
+    store: str
+    model: str
+    out: str
+    max_ppl_increase: float | None = 0.01
+    budget_bytes: float | None = None
+    margin: float = 0.7
+    min_cosine: float | None = 0.999
+    floor_bytes: int = 3
+    select_passages: int = 8
+    sensitivity_passages: int = 2
+    confirm_passages: int = 20
+    max_passes: int = 1000
+    before_rope: bool = True
+    name: str = "searched"
+    corpus: tuple[str, ...] = ()
+    seed: int = 0
+    sink_tokens: int = 4
+    recent_window: int = 32
+    model_cache: str | None = None
+
+    def __post_init__(self) -> None:
+        if (self.max_ppl_increase is None) == (self.budget_bytes is None):
+            raise InputError(
+                "give one budget: a perplexity increase (then bytes are made few) or bytes (then KL small)"
+            )
+        if self.max_ppl_increase is not None:
+            Target.of_ppl(self.max_ppl_increase, self.margin)
+        if self.budget_bytes is not None and not self.budget_bytes > 0:
+            raise InputError(f"the budget is {self.budget_bytes} bytes, must be > 0")
+        if self.min_cosine is not None and not 0 < self.min_cosine < 1:
+            raise InputError(f"min_cosine is {self.min_cosine}, must be in (0, 1)")
+        for name in ("select_passages", "sensitivity_passages", "confirm_passages", "max_passes"):
+            if getattr(self, name) < 1:
+                raise InputError(f"{name} is {getattr(self, name)}, must be at least 1")
+        if not 1 <= self.floor_bytes <= OPTIONS_BYTES[-1]:
+            raise InputError(f"floor_bytes is {self.floor_bytes}, must be 1 to {OPTIONS_BYTES[-1]}")
+
+    @property
+    def settings(self) -> SearchSettings:
+        """What decides the result, as the search room takes it."""
+        return SearchSettings(
+            name=self.name,
+            floor_bytes=self.floor_bytes,
+            min_cosine=self.min_cosine,
+            sensitivity_passages=self.sensitivity_passages,
+            select_passages=self.select_passages,
+            max_passes=self.max_passes,
+            units=UnitSettings(self.sink_tokens, self.recent_window, self.seed),
+        )
+
+
+@dataclass(frozen=True, eq=False)
+class SearchOutcome:
+    """policy: the file written (None: nothing met the budget, or the passes ran out first); agreement:
+    {proxy: {"key" | "value" | "pooled": Spearman with the one-layer KL, None where undefined}}; certified:
+    the verdict on passages the search never saw; picture: the trials as SVG; notes: what a reader must know."""
+
+    path: Path
+    policy: Path | None
+    found: Found
+    target: Target | None
+    trials: list[dict[str, Any]]
+    agreement: dict[str, dict[str, float | None]]
+    certified: CertifyOutcome | None
+    passes: int
+    picture: Path | None
+    notes: tuple[str, ...]
+
+
+def prepare_search(request: SearchRequest) -> CaptureStore:
+    """Open the store and refuse what cannot be searched, before a model is loaded."""
+    store = CaptureStore.open(request.store)
+    for split in ("calibrate", "select"):
+        if not store.meta.passages(split):
+            raise InputError(f"{store.url} has no passage of split {split}; a search needs calibrate and select")
+    if not request.corpus and not store.meta.passages("confirm"):
+        raise InputError(f"{store.url} has no passage of split confirm for the verdict; give --corpus FILE")
+    return store
+
+
+def expected_passes(request: SearchRequest, store: CaptureStore) -> dict[str, int]:
+    """About how many forward passes each step takes."""
+    n_layers = len(store.meta.layers)
+    return {
+        "sensitivities": (2 * n_layers + 1) * request.sensitivity_passages,
+        "trials": 6 * request.select_passages if request.budget_bytes is None else request.select_passages,
+        "verdict": 2 * request.confirm_passages + 5,
+    }
+
+
+def run_search(
+    request: SearchRequest, watch: Watch = lambda label, unit: nullcontext(lambda done, failed, total: None)
+) -> SearchOutcome:
+    """Search, write everything into the run directory `request.out`, certify. The same request resumes.
+
+    `watch(label, unit)` gives a context whose value is called with (done, failed, total).
+    """
+    store = prepare_search(request)
+    loaded = load_model(request.model, "float32", request.model_cache)
+    check_same_model(store, loaded)
+    with RunDirectory.create_or_resume(request.out, _config(request, store, loaded)) as run:
+        run.record("request", asdict(request))
+        search, notes = _search(request, store, loaded, run)
+        with watch("fit", "cells") as tick:
+            search.fit_units(tick)
+        with watch("candidate_k", "cells") as tick:
+            search.find_budgets(tick)
+        with watch("sensitivity", "layer streams") as tick:
+            measured = search.measure_sensitivities(tick)
+        found, target = Found(None, (), complete=False), None
+        if measured:
+            search.share()
+            with watch("search", "trials") as tick:
+                found, target = _close(request, search, tick)
+        if not found.complete:
+            notes += (f"stopped at --max-passes {request.max_passes}: the same command with more goes on from here",)
+        outcome = _finish(request, search, found, target, run, loaded, notes, watch)
+        run.record(
+            "search", {"policy": None if outcome.policy is None else outcome.policy.name, "notes": outcome.notes}
+        )
+    return outcome
+
+
+def _search(
+    request: SearchRequest, store: CaptureStore, loaded: LoadedModel, run: RunDirectory
+) -> tuple[Search, tuple[str, ...]]:
+    """The search with the model's rotation, and a note where keys stay as they are."""
+    search = Search(store, loaded, request.settings, run.path)
+    if not request.before_rope:
+        return search, ()
+    try:
+        rotations = measured_rotation(loaded, search.judge.specs, store.token_ids(store.meta.passages("calibrate")[0]))
+    except UnsupportedModelError as error:
+        return search, (f"keys are coded after RoPE: {error}",)
+    search.rotations = rotations
+    search.rotation_digest = save_artifact(run.artifacts, rotation_to_arrays(rotations))
+    return search, ()
+
+
+def _close(request: SearchRequest, search: Search, tick: Tick) -> tuple[Found, Target | None]:
+    if request.budget_bytes is None:
+        target = Target.of_ppl(request.max_ppl_increase, request.margin)
+        return search.close_the_loop(target, tick), target
+    trial = search.judged_at(search.place_within(request.budget_bytes))
+    tick(1, 0, 1)
+    return Found(trial, () if trial is None else (trial,), complete=trial is not None), None
+
+
+def _finish(
+    request: SearchRequest,
+    search: Search,
+    found: Found,
+    target: Target | None,
+    run: RunDirectory,
+    loaded: LoadedModel,
+    notes: tuple[str, ...],
+    watch: Watch,
+) -> SearchOutcome:
+    rows = [_trial_row(i, trial, found, target, search, run.run_id) for i, trial in enumerate(found.trials)]
+    run.record_output(write_table(run.table_path(SEARCH.name), SEARCH, rows))
+    sensitivities = _sensitivity_rows(search, found.best, run.run_id)
+    run.record_output(write_table(run.table_path(SENSITIVITY.name), SENSITIVITY, sensitivities))
+    policy, certified = None, None
+    if found.best is not None:
+        chosen = search.policy_at(found.best.place)
+        policy = run.path / policy_file_name(chosen)
+        chosen.save(policy)
+        certified = _certify(request, policy, run, loaded, watch)
+    elif found.complete:
+        notes += ("no sharing met the budget, not even the dearest one: raise the budget or --margin",)
+    picture = None
+    try:
+        drawn = search_picture(rows, None if target is None else target.kl) if rows else None
+        picture = None if drawn is None else write_bytes(run.path / "search.svg", drawn.encode())
+    except MissingExtraError as error:
+        notes += (f"no picture: {error}",)
+    agreement = _agreement(sensitivities)
+    return SearchOutcome(run.path, policy, found, target, rows, agreement, certified, search.passes, picture, notes)
+
+
+def _certify(
+    request: SearchRequest, policy: Path, run: RunDirectory, loaded: LoadedModel, watch: Watch
+) -> CertifyOutcome:
+    """The verdict, on passages that neither fitting nor choosing has seen."""
+    budget = Budget() if request.max_ppl_increase is None else Budget(max_ppl_increase=request.max_ppl_increase)
+    config = CertifyConfig(n_passages=request.confirm_passages, budget=budget)
+    if request.corpus:
+        config = replace(config, n_tokens=CaptureStore.open(request.store).meta.n_tokens)
+    asked = CertifyRequest(request.model, (str(policy),), request.corpus, request.store, config)
+    with watch("certify", "forward passes") as tick:
+        outcome = run_certification(prepare_certification(asked), tick, loaded, run.run_id)
+    for path in write_certification(run.path, outcome):
+        run.record_output(path)
+    return outcome
+
+
+def _config(request: SearchRequest, store: CaptureStore, loaded: LoadedModel) -> dict[str, Any]:
+    """All that decides the figures; the number of passes allowed does not: it is raised to go on."""
+    plain = asdict(request)
+    for name in ("out", "store", "model", "model_cache", "max_passes", "corpus"):
+        plain.pop(name)
+    return {
+        "kind": "search",
+        "model_id": loaded.model_id,
+        "weight_digest": loaded.weight_digest,
+        "store_digest": store.digest,
+        "search": plain,
+    }
+
+
+def _trial_row(
+    i: int, trial: Trial, found: Found, target: Target | None, search: Search, run_id: str
+) -> dict[str, Any]:
+    price = search.sharings[trial.place].price
+    float16 = sum(FLOAT16_BYTES * len(unit.basis.mean) for unit in search.units)
+    return {
+        "run_id": run_id,
+        "trial": i,
+        "knob": price if np.isfinite(price) else None,
+        "bytes_per_token": trial.bytes_per_token,
+        "ratio_to_float16": float16 / trial.bytes_per_token,
+        "predicted_kl": trial.predicted_kl,
+        "kl_mean": trial.kl,
+        "log_ratio_mean": trial.log_ratio,
+        "ppl_increase": float(np.expm1(trial.log_ratio)),
+        "n_passages": search.judge.n_passages,
+        "meets_budget": True if target is None else trial.meets(target),
+        "is_best": trial == found.best,
+    }
+
+
+def _sensitivity_rows(search: Search, best: Trial | None, run_id: str) -> list[dict[str, Any]]:
+    given = {} if best is None else dict(zip(search.units, search.sharings[best.place].options, strict=True))
+    rows = []
+    for one in search.sensitivities:
+        units = [unit for unit in search.units if (unit.cell.layer, unit.stream) == (one.layer, one.stream)]
+        figures = {name: float(np.mean([getattr(unit.proxies, name) for unit in units])) for name in PROXIES}
+        sizes = [OPTIONS_BYTES[int(given[unit])] for unit in units if unit in given]
+        rows.append(
+            {"run_id": run_id, "layer": one.layer, "stream": one.stream, "one_layer_kl": one.kl, **figures}
+            | {"bytes_per_vector": float(np.mean(sizes)) if sizes else None}
+        )
+    return rows
+
+
+def _agreement(rows: list[dict[str, Any]]) -> dict[str, dict[str, float | None]]:
+    """Spearman of each proxy with the one-layer KL: keys, values, both."""
+    found: dict[str, dict[str, float | None]] = {}
+    for proxy in PROXIES:
+        found[proxy] = {}
+        for name, streams in (("key", ("key",)), ("value", ("value",)), ("pooled", ("key", "value"))):
+            chosen = [row for row in rows if row["stream"] in streams]
+            try:
+                pair = (np.array([row[column] for row in chosen]) for column in (proxy, "one_layer_kl"))
+                found[proxy][name] = rank_agreement(*pair)
+            except InputError:
+                found[proxy][name] = None
+    return found
