@@ -227,6 +227,12 @@ CASES = {
         Case("gonogo {store} --out {out} --workers 0", BAD_INPUT, "at least 1"),
     ],
     "inspect": [*stores("inspect {}"), Case("inspect", BAD_INPUT, "STORE")],
+    "log": [
+        *runs("log --to mlflow --dry-run {}", "no table yet"),
+        Case("log {run}", BAD_INPUT, "--to"),
+        Case("log {run} --to mlfow", BAD_INPUT, "did you mean 'mlflow'?"),
+        Case("log {run} --to wandb --project ' '", BAD_INPUT, "needs a name"),
+    ],
     "policy export": [
         *runs("policy export --policy int8 {}"),
         Case("policy export {run}", BAD_INPUT, "choose one with --policy"),

@@ -166,7 +166,7 @@ def test_a_run_that_is_not_finished_is_refused(made):
 
 
 MISTAKES = {
-    "no run": (["nothing", "--to", "mlflow"], 3, "no run directory"),
+    "no run": (["nothing", "--to", "mlflow"], 2, "does not exist; a run directory was expected"),
     "no tracker": (["nothing"], 2, "--to"),
     "a misspelt tracker": (["nothing", "--to", "mlfow"], 2, "did you mean 'mlflow'?"),
     "another tracker": (["nothing", "--to", "comet"], 2, "trackers: mlflow, wandb"),
