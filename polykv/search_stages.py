@@ -39,7 +39,7 @@ from polykv.storage import CaptureStore
 from polykv.storage.artifacts import save_artifact
 from polykv.storage.atomic import write_bytes
 from polykv.storage.results import write_table
-from polykv.storage.run import RunDirectory
+from polykv.storage.run import RunDirectory, refuse_no_place_for_a_run
 
 Tick = Callable[[int, int, int], None]
 Watch = Callable[[str, str], AbstractContextManager[Tick]]
@@ -106,6 +106,12 @@ class SearchRequest:
             units=UnitSettings(self.sink_tokens, self.recent_window, self.seed),
         )
 
+    @property
+    def certify_config(self) -> CertifyConfig:
+        """The verdict's numbers; a store decides the tokens of its own passages."""
+        budget = Budget() if self.max_ppl_increase is None else Budget(max_ppl_increase=self.max_ppl_increase)
+        return CertifyConfig(n_passages=self.confirm_passages, budget=budget)
+
 
 @dataclass(frozen=True, eq=False)
 class SearchOutcome:
@@ -127,6 +133,7 @@ class SearchOutcome:
 
 def prepare_search(request: SearchRequest) -> CaptureStore:
     """Open the store and refuse what cannot be searched, before a model is loaded."""
+    refuse_no_place_for_a_run(request.out)
     store = CaptureStore.open(request.store)
     for split in ("calibrate", "select"):
         if not store.meta.passages(split):
@@ -240,8 +247,7 @@ def _certify(
     request: SearchRequest, policy: Path, run: RunDirectory, loaded: LoadedModel, watch: Watch
 ) -> CertifyOutcome:
     """The verdict, on passages that neither fitting nor choosing has seen."""
-    budget = Budget() if request.max_ppl_increase is None else Budget(max_ppl_increase=request.max_ppl_increase)
-    config = CertifyConfig(n_passages=request.confirm_passages, budget=budget)
+    config = request.certify_config
     if request.corpus:
         config = replace(config, n_tokens=CaptureStore.open(request.store).meta.n_tokens)
     asked = CertifyRequest(request.model, (str(policy),), request.corpus, request.store, config)

@@ -99,7 +99,7 @@ def run(line, folder, **settings):
 
 RUN_HERE = (
     "Your own model", "Is a sparse dictionary worth it?", "What it costs the model", "A policy in your engine", "Receipts",
-    "Query the tables", "Policies", "On a cluster", "Schedule it", "In an experiment tracker",
+    "Query the tables", "Policies", "A policy for a budget", "On a cluster", "Schedule it", "In an experiment tracker",
 )  # fmt: skip
 
 
@@ -210,6 +210,16 @@ def test_your_own_model(workplace):
         run(line + (" -q --fail-on never" if "calibrate" in line else ""), workplace)
     for line in re_blocks("polykv inspect"):
         run(line, workplace)
+
+
+@pytest.mark.hf
+@pytest.mark.slow
+def test_a_policy_for_a_budget(workplace):
+    capture, search, show = section("A policy for a budget")
+    run(f"{capture} --tokens 128 --passages 24 --queries 4 -q", workplace)
+    small = "--sensitivity-passages 1 --select-passages 2 --confirm-passages 6 -q --fail-on never"
+    assert "policy: runs/searched/searched.policy.json" in run(f"{search} {small}", workplace)
+    assert "transform_pq" in run(show, workplace)
 
 
 @pytest.mark.hf

@@ -84,6 +84,12 @@ class Search:
             raise InputError(f"{store.url} has no whole passage in split select to judge sharings on")
         config = CertifyConfig(n_passages=len(passages), n_tokens=store.meta.n_tokens)
         self.judge = Judge(loaded, passages, config, self._count)
+        missing = sorted(set(self.judge.specs) - {cell.layer for cell in store.meta.cells})
+        if missing:
+            raise InputError(
+                f"{store.url} lacks {len(missing)} of the model's {len(self.judge.specs)} layers (the first: {missing[0]}); "
+                "a search compresses all of them: capture without --layers"
+            )
         self._identity = digest_json([loaded.weight_digest, *(digest_array(ids) for ids in passages)])
 
     def fit_units(self, tick: Tick) -> None:

@@ -71,7 +71,9 @@ def test_groupings_cover_leading_coordinates_and_cost_less_the_more_there_are(co
         assert len(grouping.edges) == count + 1
         assert (np.diff(grouping.edges) > 0).all()
         assert grouping.edges[-1] <= len(costs)
-    assert all(more.cost <= fewer.cost * (1 + 1e-9) or len(fewer.edges) > len(costs) // 2 for fewer, more in pairwise(found))
+    assert all(
+        more.cost <= fewer.cost * (1 + 1e-9) or len(fewer.edges) > len(costs) // 2 for fewer, more in pairwise(found)
+    )
 
 
 def test_a_grouping_is_the_cheapest_of_all():
