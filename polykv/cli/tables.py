@@ -19,6 +19,8 @@ _PURPOSE = {
     "selection": "What was decided: one row per cell and policy, candidate_k chosen on select, verdict on confirm.",
     "gonogo": "The sparse dictionary against its rivals: one row per layer, stream, head and codec configuration.",
     "certify": "Perplexity in the model itself: one row per policy and slice (all, document, position bucket, passage).",
+    "search": "A policy search's trace: one row per sharing of bytes that the model judged.",
+    "sensitivity": "What a search knows of the layers: one row per layer and stream, proxies beside the true KL.",
 }
 _KIND_WORDS = {"blockers": "list of (gate, value, limit)"}
 
