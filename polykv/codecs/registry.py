@@ -16,6 +16,7 @@ from polykv.codecs.residual_vq import ResidualVqCodec
 from polykv.codecs.scalar import RotatedScalarCodec
 from polykv.codecs.sparse import SparseCodec
 from polykv.codecs.trained import TrainedCodec
+from polykv.codecs.transform_ecsq import TransformEcsqCodec
 from polykv.codecs.transform_pq import TransformPqCodec
 from polykv.codecs.turbo import TurboCodec
 from polykv.codecs.uniform import UniformCodec
@@ -32,6 +33,7 @@ CODECS: Mapping[str, type[Codec]] = {
     SparseCodec.codec_id: SparseCodec,
     ResidualVqCodec.codec_id: ResidualVqCodec,
     TransformPqCodec.codec_id: TransformPqCodec,
+    TransformEcsqCodec.codec_id: TransformEcsqCodec,
 }
 CODEC_IDS = tuple(CODECS)
 

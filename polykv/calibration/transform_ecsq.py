@@ -1,0 +1,166 @@
+"""Fitting transform_ecsq: one step for all coordinates, frequency tables from calibration rows.
+
+basis = fit_basis(rows, metric)
+step = step_for_bits(basis, 120)           # 15 bytes a vector, were the rows Gaussian
+expected_cost(basis, step)                 # what vectors so coded are expected to cost
+arrays = fit_transform_ecsq(basis, rows, step)
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+from scipy.special import entr, ndtr
+
+from polykv.calibration.transform import Basis
+from polykv.codecs.base import checked_vectors
+from polykv.codecs.entropy import MOST_SYMBOL, stream_bits, table_places
+from polykv.errors import InputError
+
+# Tables are as long as pays for a cell of this many vectors.
+TABLE_TOKENS = 4096
+_LEVELS = (0, 1, 2, 3, 5, 7, 11, 15, 23, 31, 47, 63, 95, 127, 191, 255)
+_MOST_ROWS = 65535  # a count is a uint16
+_LEAST_COST = 1e-12  # of the largest
+_FINE_STEP = 0.05  # in standard deviations; below it the limits of fine steps hold to 1e-6
+_REACH = 10.0  # standard deviations that are summed over
+_HALVINGS = 100
+
+
+def fit_transform_ecsq(basis: Basis, rows: np.ndarray, step: float) -> dict[str, np.ndarray]:
+    """The arrays of a `TransformEcsqCodec` of `step` (in units of cost^½), fitted to rows [n, head_dim].
+
+    Coordinates whose symbol is 0 in every row are dropped; the levels of the others are shrunk by the factor
+    that is right for the rows (least squares), which the synthesis holds. Transforms are stored as float16. Tables
+    are cut where the escapes they save no longer pay for TABLE_TOKENS vectors. At most 65,535 rows,
+    evenly spaced, are counted. Raises InputError for no rows, or a step that is not above 0 or too
+    small for symbols of 32 bits.
+    """
+    rows = checked_vectors(rows, len(basis.mean), "rows")
+    if len(rows) == 0:
+        raise InputError("no calibration vectors to count symbols of; capture passages of split calibrate")
+    analysis, synthesis, scale = _stored_transforms(basis)
+    inner = np.float32(_checked_step(step) / scale)
+    used = rows[np.linspace(0, len(rows) - 1, min(len(rows), _MOST_ROWS)).round().astype(np.int64)]
+    mean = basis.mean.astype(np.float32)
+    z = (used.astype(np.float64) - mean) @ analysis.T.astype(np.float64) / inner
+    if not np.abs(z).max(initial=0.0) <= MOST_SYMBOL:
+        raise InputError(
+            f"a row lies {np.abs(z).max():.3g} steps from the mean, at most {MOST_SYMBOL} can be coded; raise step"
+        )
+    symbols = np.rint(z).astype(np.int64)
+    kept = np.flatnonzero((symbols != 0).any(axis=0))
+    # what a level stands for lies nearer to the mean than its middle: a factor a coordinate, free in the synthesis
+    seen = symbols[:, kept].astype(np.float64)
+    shrink = (z[:, kept] * seen).sum(axis=0) / np.square(seen).sum(axis=0)
+    return {
+        "mean": mean,
+        "analysis": analysis[kept],
+        "synthesis": (synthesis[:, kept] * shrink).astype(np.float16),
+        "step": np.array([inner], np.float32),
+        "counts": fit_counts(symbols[:, kept]),
+    }
+
+
+def fit_counts(symbols: np.ndarray) -> np.ndarray:
+    """uint16 [coordinate, 2 · L + 2]: how often each level of symbols [n, coordinate] was seen, and those beyond ± L.
+
+    L is the one with which TABLE_TOKENS vectors like these, and the tables, take the fewest bits.
+    """
+    top = int(np.abs(symbols).max(initial=0))
+    best, least = _counted(symbols, 0), math.inf
+    for most in _LEVELS:
+        counts = _counted(symbols, most)
+        total = stream_bits(symbols, counts).sum() / len(symbols) * TABLE_TOKENS + 8 * counts.nbytes
+        if total < least:
+            best, least = counts, total
+        if most >= top:
+            break
+    return best
+
+
+def expected_bits(basis: Basis, step: float) -> np.ndarray:
+    """[coordinate] float64: bits a vector takes in each, were coordinates Gaussian: the symbols' entropy."""
+    ratio, live = _ratios(basis, step)
+    bits = np.zeros(len(basis.costs))
+    bits[live] = [_gaussian(one)[0] for one in ratio]
+    return bits
+
+
+def expected_cost(basis: Basis, step: float) -> float:
+    """What vectors coded with this step are expected to cost, were their coordinates Gaussian."""
+    ratio, live = _ratios(basis, step)
+    return float((basis.costs[live] * [_gaussian(one)[1] for one in ratio]).sum())
+
+
+def step_for_bits(basis: Basis, bits: float) -> float:
+    """The step at which `expected_bits` add up to `bits` a vector.
+
+    Raises InputError unless bits are above 0, or when no coordinate varies.
+    """
+    if not (math.isfinite(bits) and bits > 0):
+        raise InputError(f"bits is {bits}, must be above 0 and finite")
+    if not basis.costs[0] > 0:
+        raise InputError("no coordinate varies: every step takes 0 bits a vector")
+    high = 2.0 * _REACH * math.sqrt(basis.costs[0])  # nothing is left to code
+    low = high
+    while expected_bits(basis, low).sum() < bits:
+        low /= 2
+    for _ in range(_HALVINGS):
+        middle = math.sqrt(low * high)
+        low, high = (middle, high) if expected_bits(basis, middle).sum() > bits else (low, middle)
+        if high / low < 1 + 1e-12:
+            break
+    return math.sqrt(low * high)
+
+
+def _counted(symbols: np.ndarray, most: int) -> np.ndarray:
+    places = table_places(symbols, most)
+    n_places = 2 * most + 2
+    counts = [np.bincount(column, minlength=n_places) for column in places.T]
+    return np.array(counts, np.uint16).reshape(symbols.shape[1], n_places)
+
+
+def _stored_transforms(basis: Basis) -> tuple[np.ndarray, np.ndarray, float]:
+    """(analysis float16, synthesis float64, scale): coordinates in units of scale · cost^½.
+
+    The scale makes their largest entries equal, whatever the size of the vectors: float16 holds
+    numbers about one best. Coordinates that vary too little to have a direction are zero.
+    """
+    live = basis.costs > _LEAST_COST * basis.costs.max()
+    spread = np.sqrt(np.where(live, basis.costs, 1.0))
+    analysis = np.where(live[:, None], basis.analysis * spread[:, None], 0.0)
+    synthesis = np.where(live, basis.synthesis / spread, 0.0)
+    scale = float(np.sqrt(np.abs(analysis).max() / np.abs(synthesis).max())) if live.any() else 1.0
+    return (analysis / scale).astype(np.float16), synthesis * scale, scale
+
+
+def _checked_step(step: float) -> float:
+    if not (math.isfinite(step) and step > 0):
+        raise InputError(f"step is {step}, must be above 0 and finite")
+    return float(step)
+
+
+def _ratios(basis: Basis, step: float) -> tuple[np.ndarray, np.ndarray]:
+    """(step in standard deviations of those coordinates that vary, which those are [coordinate] bool)."""
+    live = basis.costs > 0
+    return _checked_step(step) / np.sqrt(basis.costs[live]), live
+
+
+def _gaussian(ratio: float) -> tuple[float, float]:
+    """(entropy in bits, mean squared error) of a standard Gaussian rounded to multiples of `ratio` and shrunk."""
+    if ratio < _FINE_STEP:
+        # a level's mass is the mean density of its step: the next term of the entropy is Fisher's information / 24
+        return math.log2(math.sqrt(2 * math.pi * math.e) / ratio) + ratio**2 / 24 / math.log(2), ratio**2 / (
+            12 + ratio**2
+        )
+    levels = np.arange(1, math.ceil(_REACH / ratio) + 1)
+    low, high = (levels - 0.5) * ratio, (levels + 0.5) * ratio
+    mass = ndtr(-low) - ndtr(-high)
+    zero = ndtr(0.5 * ratio) - ndtr(-0.5 * ratio)
+    density = np.exp(-0.5 * np.square([low, high])) / math.sqrt(2 * math.pi)
+    power = 2 * (np.square(levels) * mass).sum()
+    shared = 2 * (levels * (density[0] - density[1])).sum()
+    error = 1 - shared**2 / power if power > 0 else 1.0
+    return float(entr([zero, *mass, *mass]).sum() / math.log(2)), float(error)

@@ -1,0 +1,148 @@
+"""Fitting transform_ecsq: the bits and the cost that were expected are those that come, what does not vary is dropped."""
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from polykv.calibration.transform import Basis, fit_basis
+from polykv.calibration.transform_ecsq import (
+    expected_bits,
+    expected_cost,
+    fit_counts,
+    fit_transform_ecsq,
+    step_for_bits,
+)
+from polykv.codecs.entropy import stream_bits
+from polykv.codecs.transform_ecsq import transform_ecsq_codec
+from polykv.errors import InputError
+
+
+def rows_of(seed=0, n=4000, d=16):
+    """Correlated Gaussian rows around a mean; another seed, other rows of the same distribution."""
+    mix = np.random.default_rng(99).normal(size=(d, d))
+    return (np.random.default_rng(seed).normal(size=(n, d)) @ mix + 3.0).astype(np.float32)
+
+
+def metric_of(d=16):
+    root = np.random.default_rng(1).normal(size=(d, d))
+    return root @ root.T
+
+
+def basis_of_costs(costs):
+    d = len(costs)
+    return Basis(np.zeros(d), np.eye(d), np.eye(d), np.array(costs, float), ())
+
+
+@pytest.mark.parametrize("bits", [8, 30, 70])
+def test_new_rows_take_the_bits_and_the_cost_that_were_expected(bits):
+    basis = fit_basis(rows_of(), metric_of())
+    step = step_for_bits(basis, bits)
+    assert expected_bits(basis, step).sum() == pytest.approx(bits, rel=1e-6)
+    codec = transform_ecsq_codec(fit_transform_ecsq(basis, rows_of(), step))
+    rows = rows_of(seed=5)
+    codes = codec.encode(rows)
+    left = basis.coordinates(codec.decode(codes)) - basis.coordinates(rows)
+    assert (np.square(left) @ basis.costs).mean() == pytest.approx(expected_cost(basis, step), rel=0.08)
+    entropy = stream_bits(codec.symbols(rows), codec.arrays["counts"]).sum() / len(rows)
+    assert entropy == pytest.approx(bits, rel=0.04)
+    blocks = 63  # a word to round up to and an offset for each
+    assert 8 * codec.nbytes(codes) / len(rows) == pytest.approx(entropy + blocks * 48 / len(rows), abs=0.4)
+
+
+@settings(deadline=None, max_examples=25)
+@given(st.floats(0.02, 8.0))
+def test_entropy_and_error_of_a_rounded_gaussian(ratio):
+    """Against sums over a fine grid of the density."""
+    z = np.linspace(-9, 9, 180001)
+    mass = np.exp(-0.5 * z**2)
+    mass /= mass.sum()
+    symbol = np.rint(z / ratio).astype(int)
+    share = np.bincount(symbol - symbol.min(), mass)
+    share = share[share > 0]
+    shrink = (mass * z * symbol).sum() / max((mass * symbol**2).sum(), 1e-300)
+    basis = basis_of_costs([4.0])
+    assert expected_bits(basis, 2 * ratio)[0] == pytest.approx(-(share * np.log2(share)).sum(), abs=1e-3)
+    assert expected_cost(basis, 2 * ratio) == pytest.approx(4 * (mass * (z - shrink * symbol) ** 2).sum(), rel=2e-3)
+
+
+def test_the_fine_limit_meets_the_sum():
+    basis = basis_of_costs([1.0])
+    below, above = (expected_bits(basis, 0.05 * side)[0] for side in (1 - 1e-12, 1 + 1e-12))
+    assert below == pytest.approx(above, abs=1e-6)
+    below, above = (expected_cost(basis, 0.05 * side) for side in (1 - 1e-12, 1 + 1e-12))
+    assert below == pytest.approx(above, rel=1e-6)
+
+
+def test_coordinates_that_do_not_vary_or_do_not_matter_are_dropped():
+    rows = rows_of(d=8)
+    rows[:, 3] = 7.0
+    rows[:, 5] = rows[:, 4]
+    basis = fit_basis(rows, np.eye(8))
+    codec = transform_ecsq_codec(fit_transform_ecsq(basis, rows, 0.05))
+    assert codec.n_coordinates == 6
+    decoded = codec.decode(codec.encode(rows))
+    np.testing.assert_allclose(decoded[:, 3], 7.0, atol=0.05)
+    np.testing.assert_allclose(decoded[:, 5], decoded[:, 4], atol=0.05)
+    coarse = transform_ecsq_codec(fit_transform_ecsq(basis, rows, 8 * np.sqrt(basis.costs[1])))
+    assert coarse.n_coordinates < 3
+
+
+def test_rows_that_are_all_the_same_are_the_mean_and_take_no_bits():
+    rows = np.full((300, 8), 2.5, np.float32)
+    basis = fit_basis(rows, np.eye(8))
+    codec = transform_ecsq_codec(fit_transform_ecsq(basis, rows, 1.0))
+    assert codec.n_coordinates == 0
+    np.testing.assert_array_equal(codec.decode(codec.encode(rows)), rows)
+    assert expected_bits(basis, 1.0).sum() == 0
+    assert expected_cost(basis, 1.0) == 0
+    with pytest.raises(InputError, match="no coordinate varies"):
+        step_for_bits(basis, 10)
+
+
+@pytest.mark.parametrize("size", [1e-4, 1e4])
+def test_the_size_of_the_vectors_does_not_matter(size):
+    plain, sized = rows_of(), (rows_of() * size).astype(np.float32)
+    symbols = []
+    for rows, metric in ((plain, metric_of()), (sized, metric_of() / size**2)):
+        basis = fit_basis(rows, metric)
+        codec = transform_ecsq_codec(fit_transform_ecsq(basis, rows, step_for_bits(basis, 50)))
+        symbols.append(codec.symbols(rows))
+    assert np.mean(np.abs(symbols[0]) == np.abs(symbols[1])) > 0.98
+
+
+def test_tables_are_as_long_as_pays():
+    rng = np.random.default_rng(0)
+    narrow = np.rint(rng.normal(size=(2000, 4)) * 0.5).astype(np.int64)
+    wide = np.rint(rng.normal(size=(2000, 4)) * 40).astype(np.int64)
+    assert fit_counts(narrow).shape[1] <= 8
+    assert fit_counts(wide).shape[1] >= 64
+    one_far = narrow.copy()
+    one_far[7, 2] = 100_000
+    counts = fit_counts(one_far)
+    assert counts.shape[1] <= 8
+    assert counts[2, -1] >= 1
+    assert (counts.sum(axis=1) == 2000).all()
+
+
+def test_more_rows_than_a_count_holds_are_thinned():
+    rows = np.zeros((70_000, 2), np.float32)
+    rows[::7] = 1.0
+    arrays = fit_transform_ecsq(fit_basis(rows, np.eye(2)), rows, 1.0)
+    assert (arrays["counts"].astype(int).sum(axis=1) == 65535).all()
+
+
+@pytest.mark.parametrize(
+    ("call", "words"),
+    [
+        (lambda basis: fit_transform_ecsq(basis, rows_of()[:0], 1.0), "no calibration vectors"),
+        (lambda basis: fit_transform_ecsq(basis, rows_of(), 0.0), "step is 0.0"),
+        (lambda basis: fit_transform_ecsq(basis, rows_of(), 1e-12), "raise step"),
+        (lambda basis: expected_bits(basis, float("nan")), "step is nan"),
+        (lambda basis: expected_cost(basis, -1.0), "step is -1.0"),
+        (lambda basis: step_for_bits(basis, 0), "bits is 0"),
+    ],
+)
+def test_what_cannot_be_fitted_is_refused(call, words):
+    with pytest.raises(InputError, match=words):
+        call(fit_basis(rows_of(), metric_of()))
