@@ -32,9 +32,10 @@ from polykv.report.search_front import search_picture
 from polykv.rotation import rotation_to_arrays
 from polykv.schemas import SEARCH, SENSITIVITY
 from polykv.search.loop import Found, Target, Trial
+from polykv.search.rates import rate_named
 from polykv.search.run import Search, SearchSettings
 from polykv.search.sensitivity import rank_agreement
-from polykv.search.units import OPTIONS_BYTES, UnitSettings
+from polykv.search.units import UnitSettings
 from polykv.storage import CaptureStore
 from polykv.storage.artifacts import save_artifact
 from polykv.storage.atomic import write_bytes
@@ -43,6 +44,7 @@ from polykv.storage.run import RunDirectory, refuse_no_place_for_a_run
 
 Tick = Callable[[int, int, int], None]
 Watch = Callable[[str, str], AbstractContextManager[Tick]]
+MOST_FLOOR_BYTES = 32
 PROXIES = ("output_error", "output_cosine_loss", "relative_mse")
 
 
@@ -51,7 +53,8 @@ class SearchRequest:
     """A search as a person asks for it.
 
     Exactly one of max_ppl_increase (.01 is +1 %: fewest bytes within it) and budget_bytes (K and V
-    codes of one token, all layers: least KL within them). margin: share of the PPL budget that the KL
+    codes of one token, all layers: least KL within them). rate: "fixed", or "entropy" (a real
+    bitstream; needs the extra `entropy`). margin: share of the PPL budget that the KL
     on split select may use, the rest is for texts it has not seen. corpus: texts of the verdict
     (empty: the confirm passages of the store).
     """
@@ -63,7 +66,8 @@ class SearchRequest:
     budget_bytes: float | None = None
     margin: float = 0.7
     min_cosine: float | None = 0.999
-    floor_bytes: int = 3
+    floor_bytes: float = 3
+    rate: str = "fixed"
     select_passages: int = 8
     sensitivity_passages: int = 2
     confirm_passages: int = 20
@@ -90,14 +94,16 @@ class SearchRequest:
         for name in ("select_passages", "sensitivity_passages", "confirm_passages", "max_passes"):
             if getattr(self, name) < 1:
                 raise InputError(f"{name} is {getattr(self, name)}, must be at least 1")
-        if not 1 <= self.floor_bytes <= OPTIONS_BYTES[-1]:
-            raise InputError(f"floor_bytes is {self.floor_bytes}, must be 1 to {OPTIONS_BYTES[-1]}")
+        rate_named(self.rate)
+        if not 0 < self.floor_bytes <= MOST_FLOOR_BYTES:
+            raise InputError(f"floor_bytes is {self.floor_bytes}, must be above 0, at most {MOST_FLOOR_BYTES}")
 
     @property
     def settings(self) -> SearchSettings:
         """What decides the result, as the search room takes it."""
         return SearchSettings(
             name=self.name,
+            rate=self.rate,
             floor_bytes=self.floor_bytes,
             min_cosine=self.min_cosine,
             sensitivity_passages=self.sensitivity_passages,
@@ -299,7 +305,7 @@ def _sensitivity_rows(search: Search, best: Trial | None, run_id: str) -> list[d
     for one in search.sensitivities:
         units = [unit for unit in search.units if (unit.cell.layer, unit.stream) == (one.layer, one.stream)]
         figures = {name: float(np.mean([getattr(unit.proxies, name) for unit in units])) for name in PROXIES}
-        sizes = [OPTIONS_BYTES[int(given[unit])] for unit in units if unit in given]
+        sizes = [unit.sizes[int(given[unit])] for unit in units if unit in given]
         rows.append(
             {"run_id": run_id, "layer": one.layer, "stream": one.stream, "one_layer_kl": one.kl, **figures}
             | {"bytes_per_vector": float(np.mean(sizes)) if sizes else None}

@@ -60,7 +60,11 @@ PLANTED = {
         "search imports torch, which only capture, certify",
     ),
     "torch at load": ("polykv/capture/x.py", "import torch", "torch is imported when the module loads"),
-    "numeric room": ("polykv/replay/x.py", "import yaml", "replay imports yaml; numeric rooms import blake3, constriction, numba"),
+    "numeric room": (
+        "polykv/replay/x.py",
+        "import yaml",
+        "replay imports yaml; numeric rooms import blake3, constriction, numba",
+    ),
     "numba": ("polykv/codecs/fast.py", "import numba", "numba is imported outside a kernel module"),
     "assert": ("polykv/replay/x.py", "def f(x):\n    assert x", "x.py:2: assert outside tests"),
     "bare except": ("flows/x.py", "try:\n    pass\nexcept:\n    pass", "x.py:3: bare except"),

@@ -34,7 +34,11 @@ MINIMISED = ("bytes", "kl")
     show_default=True,
     help='A head decodes the values that keep this cosine ("none": all).',
 )
-@click.option("--floor-bytes", default=3, show_default=True, help="Least bytes of a vector.")
+@click.option(
+    "--rate", default="fixed", show_default=True,
+    help="fixed: a byte a group, any row alone; entropy: a bitstream in blocks of 64 tokens (extra `entropy`).",
+)  # fmt: skip
+@click.option("--floor-bytes", default=3.0, show_default=True, help="Least bytes of a vector.")
 @click.option("--select-passages", default=8, show_default=True, help="Passages of split select a trial is judged on.")
 @click.option("--sensitivity-passages", default=2, show_default=True, help="Passages a one-layer KL is measured on.")
 @click.option("--confirm-passages", default=20, show_default=True, help="Passages of the verdict.")

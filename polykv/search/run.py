@@ -27,7 +27,8 @@ from polykv.search.allocation import Allocation, allocations
 from polykv.search.budgets import head_budget
 from polykv.search.ledger import Ledger
 from polykv.search.loop import Found, Target, Trial, search_sharing
-from polykv.search.units import DISTURBANCE, OPTIONS_BYTES, Unit, UnitSettings, fit_unit, unit_codec
+from polykv.search.rates import rate_named
+from polykv.search.units import DISTURBANCE, Unit, UnitSettings, fit_unit, unit_entry
 from polykv.storage import CaptureStore
 from polykv.storage.artifacts import load_artifact, save_artifact
 from polykv.types import STREAMS, Cell
@@ -42,7 +43,8 @@ class SearchSettings:
     of the model in all, baselines and sensitivities included, the final verdict apart."""
 
     name: str = "searched"
-    floor_bytes: int = 3
+    rate: str = "fixed"
+    floor_bytes: float = 3
     min_cosine: float | None = 0.999
     sensitivity_passages: int = 2
     select_passages: int = 8
@@ -94,11 +96,11 @@ class Search:
 
     def fit_units(self, tick: Tick) -> None:
         """Basis, reference codec and proxies of every cell and stream, on split calibrate."""
-        cells = self.store.meta.cells
+        cells, rate = self.store.meta.cells, rate_named(self.settings.rate)
         for done, cell in enumerate(cells, start=1):
             data = self.store.cell(*cell, "calibrate", with_logits=False)
             turned = None if self.rotations is None else self.rotations[cell.layer]
-            self.units += [fit_unit(data, stream, turned, self.settings.units) for stream in STREAMS]
+            self.units += [fit_unit(data, stream, turned, rate, self.settings.units) for stream in STREAMS]
             tick(done, 0, len(cells))
 
     def find_budgets(self, tick: Tick) -> None:
@@ -130,13 +132,9 @@ class Search:
         for unit in self.units:
             place = (unit.cell.layer, unit.stream)
             totals[place] = totals.get(place, 0.0) + unit.proxies.output_error
-        costs = np.array(
-            [
-                [unit.cost(n) * _nats(known, totals, (unit.cell.layer, unit.stream)) for n in OPTIONS_BYTES]
-                for unit in self.units
-            ]
-        )
-        sizes = np.tile(np.array(OPTIONS_BYTES, np.float64), (len(self.units), 1))
+        nats = np.array([_nats(known, totals, (unit.cell.layer, unit.stream)) for unit in self.units])
+        costs = np.array([unit.costs for unit in self.units]) * nats[:, None]
+        sizes = np.array([unit.sizes for unit in self.units])
         self.sharings = allocations(costs, sizes, self.settings.floor_bytes)
 
     def close_the_loop(self, target: Target, tick: Tick) -> Found:
@@ -179,7 +177,7 @@ class Search:
         cells: dict[str, dict] = {}
         digests = []
         for unit, option in zip(self.units, options, strict=True):
-            entry = self._codec(unit, OPTIONS_BYTES[int(option)])
+            entry = self._codec(unit, int(option))
             digests.append(entry["artifact"])
             tier = cells.setdefault(unit.cell.key, {"pool": {}, "candidate_k": self.budgets[unit.cell]})["pool"]
             tier[unit.stream] = entry
@@ -211,15 +209,14 @@ class Search:
             **rotation,
         )
 
-    def _codec(self, unit: Unit, n_bytes: int) -> dict[str, str]:
-        key = f"fit {unit.key} {n_bytes} {digest_array(unit.basis.costs)} {unit.basis.grouping(n_bytes).edges}"
+    def _codec(self, unit: Unit, option: int) -> dict[str, str]:
+        key = f"fit {unit.key} {unit.rate.name} {unit.rate.options[option]:g} {digest_array(unit.basis.costs)}"
         known = self.ledger.get(key)
         if known is not None and (self.folder / "artifacts" / f"{known['artifact']}.npz").exists():
             return known
-        arrays = unit.fit(n_bytes)
-        _, entry = unit_codec(arrays)
+        arrays = unit.fit(option)
         save_artifact(self.folder / "artifacts", arrays)
-        return self.ledger.put(key, entry)
+        return self.ledger.put(key, unit_entry(unit, arrays))
 
     def _judged(
         self, policy: CompressionPolicy, n_passages: int | None, only_layer: int | None = None

@@ -1,8 +1,8 @@
 """The units a search shares bytes over: one stream of one cell, what each rate is expected to cost it.
 
-unit = fit_unit(data, "key", rotation)      # data: the cell's split calibrate
-unit.cost(12)                               # squared relative output error expected at 12 bytes a vector
-unit.fit(12)                                # the arrays of that codec
+unit = fit_unit(data, "key", rotation, FIXED, settings)   # data: the cell's split calibrate
+unit.sizes, unit.costs                                    # of every option of the rate, as expected here
+unit.fit(9)                                               # the arrays of the tenth option's codec
 """
 
 from __future__ import annotations
@@ -12,20 +12,20 @@ from dataclasses import dataclass
 import numpy as np
 
 from polykv.calibration.sample import Sample, sample_of_cells
-from polykv.calibration.transform import Basis, fit_basis, fit_transform_pq, key_metric, value_metric
+from polykv.calibration.transform import Basis, fit_basis, key_metric, value_metric
 from polykv.codecs.registry import build_codec
-from polykv.codecs.transform_pq import TransformPqCodec, transform_pq_codec
 from polykv.errors import InputError
 from polykv.rotation import Rotation
+from polykv.search.rates import Arrays, Rate
 from polykv.types import Cell, CellData
 
-REFERENCE_BYTES = 10
 # The disturbance that sensitivities are measured with: the same for all units and fitted to none, so
 # that what differs is how much a unit matters, not how well a codec suits it.
 DISTURBANCE = {"id": "rotated_scalar", "bits": 2}
 # Bytes a vector may take: fine steps where most units end up, coarse ones above.
 OPTIONS_BYTES = (3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 16, 18, 20, 22, 24, 28, 32)
 _QUERIES_PER_PASSAGE = 16
+_BYTES_OF_NOTHING = 0.05  # an option that codes nothing still has a place in a stream
 
 
 @dataclass(frozen=True)
@@ -52,13 +52,19 @@ class Proxies:
 
 @dataclass(frozen=True, eq=False)
 class Unit:
-    """rows [n, head_dim] float32 are what its codec sees: without sinks, keys before RoPE where it is undone."""
+    """rows [n, head_dim] float32 are what its codec sees: without sinks, keys before RoPE where it is undone.
+
+    sizes, costs [option] float64: bytes a vector, and the squared relative error of the attention
+    output, expected of every option of the rate and corrected by what one of them really did.
+    """
 
     cell: Cell
     stream: str
+    rate: Rate
     basis: Basis
     rows: np.ndarray
-    correction: float
+    sizes: np.ndarray
+    costs: np.ndarray
     proxies: Proxies
     seed: int
 
@@ -67,17 +73,13 @@ class Unit:
         """The unit's name: "layer/kv_head/stream"."""
         return f"{self.cell.key}/{self.stream}"
 
-    def cost(self, n_bytes: int) -> float:
-        """Squared relative error of the attention output expected at n_bytes a vector."""
-        return self.correction * self.basis.expected_cost(n_bytes)
-
-    def fit(self, n_bytes: int) -> dict[str, np.ndarray]:
-        """The arrays of its `TransformPqCodec` at n_bytes a vector."""
-        return fit_transform_pq(self.basis, self.rows, n_bytes, self.seed)
+    def fit(self, option: int) -> Arrays:
+        """The arrays of the codec of one option (its index)."""
+        return self.rate.fit(self.basis, self.rows, self.rate.options[option], self.seed)
 
 
-def fit_unit(data: CellData, stream: str, rotation: Rotation | None, settings: UnitSettings) -> Unit:
-    """Basis, correction (what the codewords really leave, against the expectation) and proxies of one stream of a cell. `rotation`: undone before keys are coded.
+def fit_unit(data: CellData, stream: str, rotation: Rotation | None, rate: Rate, settings: UnitSettings) -> Unit:
+    """Basis, expectations and proxies of one stream of a cell. `rotation`: undone before keys are coded.
 
     Raises InputError for another split than calibrate, or a capture without queries.
     """
@@ -89,19 +91,29 @@ def fit_unit(data: CellData, stream: str, rotation: Rotation | None, settings: U
     positions = np.concatenate([np.arange(settings.sink_tokens, length) for length in data.lengths])
     rows = sample.rows if turned is None else turned.undo(sample.rows, positions)
     basis = fit_basis(rows, metric)
-    codec = transform_pq_codec(fit_transform_pq(basis, rows, REFERENCE_BYTES, settings.seed))
-    decoded = codec.decode(codec.encode(rows))
-    left = basis.coordinates(decoded) - basis.coordinates(rows)
-    cost = float((np.square(left) @ basis.costs).mean())
-    expected = basis.expected_cost(REFERENCE_BYTES)
-    correction = cost / expected if expected > 0 else 1.0
-    return Unit(data.cell, stream, basis, rows, correction, _proxies(sample), settings.seed)
+    sizes, costs = _expectations(basis, rows, rate, settings.seed)
+    return Unit(data.cell, stream, rate, basis, rows, sizes, costs, _proxies(sample), settings.seed)
 
 
-def unit_codec(arrays: dict[str, np.ndarray]) -> tuple[TransformPqCodec, dict[str, str]]:
-    """(codec, its entry in a policy) of fitted arrays."""
-    codec = transform_pq_codec(arrays)
-    return codec, {"id": codec.codec_id, "artifact": codec.artifact}
+def _expectations(basis: Basis, rows: np.ndarray, rate: Rate, seed: int) -> tuple[np.ndarray, np.ndarray]:
+    """(bytes a vector, cost) of every option, [option] float64."""
+    sizes = np.array([rate.size(basis, option) for option in rate.options])
+    costs = np.array([rate.cost(basis, option) for option in rate.options])
+    codec = rate.codec(rate.fit(basis, rows, rate.options[rate.reference], seed))
+    codes = codec.encode(rows)
+    left = basis.coordinates(codec.decode(codes)) - basis.coordinates(rows)
+    cost, size = float((np.square(left) @ basis.costs).mean()), codec.nbytes(codes) / len(rows)
+    if costs[rate.reference] > 0:
+        costs *= cost / costs[rate.reference]
+    if sizes[rate.reference] > 0:
+        sizes *= size / sizes[rate.reference]
+    return np.maximum(sizes, _BYTES_OF_NOTHING), costs
+
+
+def unit_entry(unit: Unit, arrays: Arrays) -> dict[str, str]:
+    """The codec of fitted arrays, as a policy names it."""
+    codec = unit.rate.codec(arrays)
+    return {"id": codec.codec_id, "artifact": codec.artifact}
 
 
 def _proxies(sample: Sample) -> Proxies:

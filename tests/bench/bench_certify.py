@@ -44,7 +44,9 @@ def main() -> None:
             ratios[name].append(spent / plain)
     for name, found in ratios.items():
         middle, most = statistics.median(found), max(found)
-        print(f"certify {name}: a pass takes {middle:.2f} times the model's own (median of {len(found)}, worst {most:.2f})")
+        print(
+            f"certify {name}: a pass takes {middle:.2f} times the model's own (median of {len(found)}, worst {most:.2f})"
+        )
 
 
 def _seconds(work) -> float:

@@ -119,6 +119,16 @@ def test_another_configuration_is_refused_in_the_same_directory(request_of):
         run_search(request_of(floor_bytes=5))
 
 
+def test_an_entropy_coded_policy_is_found_too(request_of, tmp_path):
+    pytest.importorskip("constriction")
+    outcome = run_search(request_of(rate="entropy", out=str(tmp_path / "entropy"), floor_bytes=1))
+    best = outcome.found.best
+    assert best.meets(outcome.target)
+    policy, _ = load_policy(str(outcome.policy))
+    assert {cell["pool"]["key"]["id"] for cell in policy.cells.values()} == {"transform_ecsq"}
+    assert outcome.certified.summary[0]["bytes_per_token"] == pytest.approx(best.bytes_per_token, rel=0.15)
+
+
 def test_a_byte_budget_is_kept(request_of, tmp_path):
     outcome = run_search(request_of(max_ppl_increase=None, budget_bytes=60.0, out=str(tmp_path / "bytes")))
     assert outcome.found.best.bytes_per_token <= 60

@@ -1,0 +1,70 @@
+"""The two kinds of codec a search can share bytes with: a fixed rate, or an entropy-coded one.
+
+A kind offers the same options to every unit, each with the bytes and the cost it is expected to take
+there: bytes a vector for the fixed rate, steps (in units of cost^½) for the entropy coder.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from polykv.calibration.transform import Basis, fit_transform_pq
+from polykv.calibration.transform_ecsq import expected_bits, expected_cost, fit_transform_ecsq
+from polykv.codecs.trained import TrainedCodec
+from polykv.codecs.transform_ecsq import transform_ecsq_codec
+from polykv.codecs.transform_pq import transform_pq_codec
+from polykv.errors import InputError
+
+Arrays = Mapping[str, np.ndarray]
+
+
+@dataclass(frozen=True, eq=False)
+class Rate:
+    """options: values of the one argument, fewest bytes first; reference: index of the option that
+    expectations are corrected at. size and cost: expected bytes a vector, and squared relative output
+    error, of an option; fit(basis, rows, option, seed): arrays; codec(arrays)."""
+
+    name: str
+    options: tuple[float, ...]
+    reference: int
+    size: Callable[[Basis, float], float]
+    cost: Callable[[Basis, float], float]
+    fit: Callable[[Basis, np.ndarray, float, int], Arrays]
+    codec: Callable[[Arrays], TrainedCodec]
+
+
+# Fine where most units end up, coarse above.
+_BYTES = (3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 16, 18, 20, 22, 24, 28, 32)
+# From an output error that ruins a model to one it does not notice, a quarter of a bit a coordinate apart.
+_STEPS = tuple(float(0.3 * 2 ** (-i / 4)) for i in range(30))
+_BITS = 8
+
+FIXED = Rate(
+    "fixed",
+    _BYTES,
+    _BYTES.index(10),
+    size=lambda basis, n_bytes: float(min(n_bytes, len(basis.costs))),
+    cost=lambda basis, n_bytes: basis.expected_cost(int(n_bytes)),
+    fit=lambda basis, rows, n_bytes, seed: fit_transform_pq(basis, rows, int(n_bytes), seed),
+    codec=transform_pq_codec,
+)
+ENTROPY = Rate(
+    "entropy",
+    _STEPS,
+    14,
+    size=lambda basis, step: float(expected_bits(basis, step).sum()) / _BITS,
+    cost=expected_cost,
+    fit=lambda basis, rows, step, seed: fit_transform_ecsq(basis, rows, step),
+    codec=transform_ecsq_codec,
+)
+RATES = {rate.name: rate for rate in (FIXED, ENTROPY)}
+
+
+def rate_named(name: str) -> Rate:
+    """ "fixed" or "entropy"; raises InputError for another name."""
+    if name not in RATES:
+        raise InputError(f"rate is {name!r}; known: {', '.join(RATES)}")
+    return RATES[name]
