@@ -150,11 +150,13 @@ class TransformEcsqCodec(TrainedCodec):
 
     def _checked_stream(self, codes: Codes) -> tuple[np.ndarray, np.ndarray]:
         """(words uint32, offsets int64); raises CodecError when offsets do not cut the words into the blocks."""
-        words, offsets, n_blocks = codes["words"], codes["offsets"].astype(np.int64), self._n_blocks(codes)
-        if words.dtype != np.uint32 or words.ndim != 1:
-            raise CodecError(
-                f"transform_ecsq: words are {words.ndim} axes of {words.dtype}, must be one axis of uint32"
-            )
+        words, n_blocks = codes["words"], self._n_blocks(codes)
+        for name in ("words", "offsets"):
+            if codes[name].dtype != np.uint32 or codes[name].ndim != 1:
+                raise CodecError(
+                    f"transform_ecsq: {name} are {codes[name].ndim} axes of {codes[name].dtype}, must be one axis of uint32"
+                )
+        offsets = codes["offsets"].astype(np.int64)
         if offsets.shape != (n_blocks + 1,):
             raise CodecError(
                 f"transform_ecsq: {len(codes)} vectors are {n_blocks} blocks of {self.block_tokens} and need "
