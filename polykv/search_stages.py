@@ -56,7 +56,8 @@ class SearchRequest:
     codes of one token, all layers: least KL within them). rate: "fixed", or "entropy" (a real
     bitstream; needs the extra `entropy`). margin: share of the PPL budget that the KL
     on split select may use, the rest is for texts it has not seen. corpus: texts of the verdict
-    (empty: the confirm passages of the store).
+    (empty: the confirm passages of the store). reuse: the run directory of another search of this store,
+    whose measurements count where they are the same.
     """
 
     store: str
@@ -79,6 +80,7 @@ class SearchRequest:
     sink_tokens: int = 4
     recent_window: int = 32
     model_cache: str | None = None
+    reuse: str | None = None
 
     def __post_init__(self) -> None:
         if (self.max_ppl_increase is None) == (self.budget_bytes is None):
@@ -141,6 +143,8 @@ def prepare_search(request: SearchRequest) -> CaptureStore:
     """Open the store and refuse what cannot be searched, before a model is loaded."""
     refuse_no_place_for_a_run(request.out)
     store = CaptureStore.open(request.store)
+    if request.reuse is not None and RunDirectory.open(request.reuse).config.get("kind") != "search":
+        raise InputError(f"{request.reuse} is no run of a search; there is nothing in it to reuse")
     for split in ("calibrate", "select"):
         if not store.meta.passages(split):
             raise InputError(f"{store.url} has no passage of split {split}; a search needs calibrate and select")
@@ -196,7 +200,9 @@ def _search(
     request: SearchRequest, store: CaptureStore, loaded: LoadedModel, run: RunDirectory
 ) -> tuple[Search, tuple[str, ...]]:
     """The search with the model's rotation, and a note where keys stay as they are."""
-    search = Search(store, loaded, request.settings, run.path)
+    search = Search(
+        store, loaded, request.settings, run.path, reuse=None if request.reuse is None else Path(request.reuse)
+    )
     if not request.before_rope:
         return search, ()
     try:
@@ -267,7 +273,7 @@ def _certify(
 def _config(request: SearchRequest, store: CaptureStore, loaded: LoadedModel) -> dict[str, Any]:
     """All that decides the figures; the number of passes allowed does not: it is raised to go on."""
     plain = asdict(request)
-    for name in ("out", "store", "model", "model_cache", "max_passes", "corpus"):
+    for name in ("out", "store", "model", "model_cache", "max_passes", "corpus", "reuse"):
         plain.pop(name)
     return {
         "kind": "search",

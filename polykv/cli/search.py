@@ -46,6 +46,7 @@ MINIMISED = ("bytes", "kl")
     "--corpus", multiple=True, help="Texts of the verdict [default: the store's confirm passages]; repeatable."
 )
 @click.option("--max-passes", default=1000, show_default=True, help="Forward passes before the verdict, at most.")
+@click.option("--reuse", metavar="RUN", help="Another search of this store: what it measured is not measured again.")
 @click.option("--after-rope", is_flag=True, help="Code keys as the cache holds them, RoPE left on.")
 @click.option("--name", default="searched", show_default=True, help="Name of the policy.")
 @click.option("--seed", default=0, show_default=True, help="Seed of the codewords.")

@@ -13,19 +13,13 @@ from polykv.receipts import to_plain
 class Ledger:
     """Answers by key in a file of JSON lines; each is on disk before it is used.
 
-    A line that was cut short by a killed process is dropped: its question is asked again.
+    A line that was cut short by a killed process is dropped: its question is asked again. `other` is
+    another search's file, whose answers count too; it is only read.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, other: Path | None = None) -> None:
         self._path = path
-        self._known: dict[str, Any] = {}
-        if path.exists():
-            for line in path.read_text(encoding="utf-8").splitlines():
-                try:
-                    entry = json.loads(line)
-                    self._known[entry["key"]] = entry["value"]
-                except (ValueError, KeyError, TypeError):
-                    continue
+        self._known = ({} if other is None else _entries(other)) | _entries(path)
 
     def get(self, key: str) -> Any:
         """The answer, or None when the question is new."""
@@ -46,3 +40,15 @@ class Ledger:
         """Whether the file ends inside a line."""
         data = self._path.read_bytes() if self._path.exists() else b""
         return bool(data) and not data.endswith(b"\n")
+
+
+def _entries(path: Path) -> dict[str, Any]:
+    """The whole lines of a ledger's file; none when there is no file."""
+    found: dict[str, Any] = {}
+    for line in path.read_text(encoding="utf-8").splitlines() if path.exists() else ():
+        try:
+            entry = json.loads(line)
+            found[entry["key"]] = entry["value"]
+        except (ValueError, KeyError, TypeError):
+            continue
+    return found

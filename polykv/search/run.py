@@ -34,6 +34,7 @@ from polykv.storage.artifacts import load_artifact, save_artifact
 from polykv.types import STREAMS, Cell
 
 Tick = Callable[[int, int, int], None]
+LEDGER = "search.jsonl"
 _EXACT = {"id": ExactCodec.codec_id}
 
 
@@ -62,7 +63,8 @@ class Sensitivity:
 
 
 class Search:
-    """One search over `store`'s cells for `loaded`; artifacts go to `folder`/artifacts."""
+    """One search over `store`'s cells for `loaded`; artifacts go to `folder`/artifacts. `reuse`: the folder of
+    another search, whose answers to the same questions count."""
 
     def __init__(
         self,
@@ -72,10 +74,11 @@ class Search:
         folder: Path,
         rotations: Mapping[int, Rotation] | None = None,
         rotation_digest: str | None = None,
+        reuse: Path | None = None,
     ) -> None:
         self.store, self.settings, self.folder = store, settings, folder
         self.rotations, self.rotation_digest = rotations, rotation_digest
-        self.ledger = Ledger(folder / "search.jsonl")
+        self.ledger = Ledger(folder / LEDGER, None if reuse is None else reuse / LEDGER)
         self.units: list[Unit] = []
         self.budgets: dict[Cell, int | str] = {}
         self.sensitivities: list[Sensitivity] = []
@@ -105,12 +108,9 @@ class Search:
 
     def find_budgets(self, tick: Tick) -> None:
         """candidate_k of every cell, on split select."""
-        cells, exact = self.store.meta.cells, self.settings.units
+        cells = self.store.meta.cells
         for done, cell in enumerate(cells, start=1):
-            self.budgets[cell] = "full"
-            if self.settings.min_cosine is not None:
-                data = self.store.cell(*cell, "select", with_logits=False)
-                self.budgets[cell] = head_budget(data, exact.sink_tokens, exact.recent_window, self.settings.min_cosine)
+            self.budgets[cell] = self._budget(cell)
             tick(done, 0, len(cells))
 
     def measure_sensitivities(self, tick: Tick) -> bool:
@@ -188,6 +188,17 @@ class Search:
     def artifacts(self, digest: str) -> Mapping[str, np.ndarray]:
         """The arrays of one of the search's artifacts."""
         return load_artifact(self.folder / "artifacts", digest)
+
+    def _budget(self, cell: Cell) -> int | str:
+        exact, least = self.settings.units, self.settings.min_cosine
+        if least is None:
+            return "full"
+        key = f"budget {self.store.digest} {cell.key} {least:g} {exact.sink_tokens} {exact.recent_window}"
+        known = self.ledger.get(key)
+        if known is None:
+            data = self.store.cell(*cell, "select", with_logits=False)
+            known = self.ledger.put(key, head_budget(data, exact.sink_tokens, exact.recent_window, least))
+        return known
 
     def _one_layer(self, layer: int, stream: str) -> CompressionPolicy:
         tier = {"key": _EXACT, "value": _EXACT} | {stream: DISTURBANCE}

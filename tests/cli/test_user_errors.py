@@ -256,6 +256,8 @@ CASES = {
         Case("policy search {store} --model m --out {out} --min-cosine 2", BAD_INPUT, "must be in (0, 1)"),
         Case("policy search {store} --model m --out {out} --max-passes 0", BAD_INPUT, "must be at least 1"),
         Case("policy search {store} --model m --out {out} --floor-bytes 99", BAD_INPUT, "at most 32"),
+        Case("policy search {store} --model m --out {out} --reuse {nothing}", BAD_INPUT, "does not exist"),
+        Case("policy search {store} --model m --out {out} --reuse {run}", BAD_INPUT, "is no run of a search"),
         Case("policy search {store} --model m --out {out} --rate variable", BAD_INPUT, "known: fixed, entropy"),
         Case("policy search {store} --model {nothing} --out {out}", BAD_INPUT, NO_MODEL),
         Case("policy search {store} --model m --out s3://bucket/run", BAD_INPUT, "must be a path"),

@@ -119,6 +119,14 @@ def test_another_configuration_is_refused_in_the_same_directory(request_of):
         run_search(request_of(floor_bytes=5))
 
 
+def test_another_budget_reuses_what_was_measured(request_of, tmp_path):
+    first = run_search(request_of(out=str(tmp_path / "first")))
+    apart = run_search(request_of(max_ppl_increase=0.4, out=str(tmp_path / "apart")))
+    reusing = run_search(request_of(max_ppl_increase=0.4, out=str(tmp_path / "reusing"), reuse=str(first.path)))
+    assert reusing.passes < apart.passes
+    assert reusing.policy.read_text() == apart.policy.read_text()
+
+
 def test_an_entropy_coded_policy_is_found_too(request_of, tmp_path):
     pytest.importorskip("constriction")
     outcome = run_search(request_of(rate="entropy", out=str(tmp_path / "entropy"), floor_bytes=1))
