@@ -23,9 +23,10 @@ SEARCH = TableSchema(
         Column("predicted_kl", "double", "nats", "what the units of the sharing add up to"),
         Column("kl_mean", "double", "nats", "KL(baseline ‖ policy) of next-token predictions on split select"),
         Column("log_ratio_mean", "double", "nats", "NLL(policy) − NLL(baseline), mean over passages"),
+        Column("log_ratio_standard_error", "double", "nats", "its standard error over passages"),
         Column("ppl_increase", "double", "1", "exp(log_ratio_mean) − 1"),
         Column("n_passages", "int64", "passages", "passages of split select judged"),
-        Column("meets_budget", "bool", "", "whether KL and log ratio are within the search's target"),
+        Column("meets_budget", "bool", "", "KL within the search's target, log ratio not shown to be beyond it"),
         Column("is_best", "bool", "", "whether this sharing became the policy"),
     ),
 )

@@ -298,6 +298,7 @@ def _trial_row(
         "predicted_kl": trial.predicted_kl,
         "kl_mean": trial.kl,
         "log_ratio_mean": trial.log_ratio,
+        "log_ratio_standard_error": trial.log_ratio_error,
         "ppl_increase": float(np.expm1(trial.log_ratio)),
         "n_passages": search.judge.n_passages,
         "meets_budget": True if target is None else trial.meets(target),

@@ -16,12 +16,14 @@ from polykv.errors import InputError
 # Two neighbours closer than this in bytes are one answer.
 CLOSE_ENOUGH = 0.015
 MOST_TRIALS = 9
+_SHOWN = 2.0  # standard errors
 
 
 @dataclass(frozen=True)
 class Target:
-    """The budget as a search sees it: nats a token. `kl`: limit on the mean KL, which has little noise;
-    `log_ratio`: limit on the mean log ratio of perplexities."""
+    """The budget as a search sees it, nats a token. `kl`: limit on the mean KL, which decides: it has little
+    noise; `log_ratio`: limit on the mean log ratio of perplexities, which a trial must not be shown to
+    break (a few passages cannot show more)."""
 
     kl: float
     log_ratio: float
@@ -38,17 +40,18 @@ class Target:
 @dataclass(frozen=True)
 class Trial:
     """A sharing as the model judged it. place: index among the sharings; predicted_kl: what its units add
-    up to; kl, log_ratio: means over passages, nats a token; bytes_per_token: codes measured, K and V."""
+    up to; kl, log_ratio: means over passages, nats a token, the latter with its standard error; bytes_per_token: codes measured, K and V."""
 
     place: int
     predicted_kl: float
     kl: float
     log_ratio: float
     bytes_per_token: float
+    log_ratio_error: float = 0.0
 
     def meets(self, target: Target) -> bool:
-        """Whether both figures are within the target; NaN never is."""
-        return self.kl <= target.kl and self.log_ratio <= target.log_ratio
+        """Whether the KL is within the target and the log ratio not shown to be beyond it; NaN never is."""
+        return self.kl <= target.kl and self.log_ratio - _SHOWN * self.log_ratio_error <= target.log_ratio
 
 
 @dataclass(frozen=True)
@@ -88,9 +91,7 @@ def search_sharing(
             high = trial.place
         else:
             low = trial.place
-        # the log ratio may bind where the KL does not
-        bound = max(trial.kl, trial.log_ratio * target.kl / target.log_ratio)
-        scale = bound / trial.predicted_kl if trial.predicted_kl > 0 and bound > 0 else scale
+        scale = trial.kl / trial.predicted_kl if trial.predicted_kl > 0 and trial.kl > 0 else scale
     return Found(_cheapest(trials, target), tuple(trials), complete=True)
 
 

@@ -159,7 +159,9 @@ class Search:
     def trial(self, place: int, judged: Mapping[str, float]) -> Trial:
         """A trial of what the ledger holds."""
         cost = self.sharings[place].total_cost
-        return Trial(place, cost, judged["kl"], judged["log_ratio"], judged["bytes_per_token"])
+        ratios = np.array(judged["passage_log_ratio"])
+        error = float(ratios.std(ddof=1) / np.sqrt(len(ratios))) if len(ratios) > 1 else 0.0
+        return Trial(place, cost, judged["kl"], judged["log_ratio"], judged["bytes_per_token"], error)
 
     def place_within(self, bytes_per_token: float) -> int:
         """The dearest sharing of at most `bytes_per_token` (K and V codes of all cells)."""

@@ -13,7 +13,7 @@ SIZES = [500 + 5 * i for i in range(800)]
 PREDICTED = [0.2 * math.exp(-i / 150) for i in range(800)]
 
 
-def model(factor=1.0, power=1.0, ratio=1.4):
+def model(factor=1.0, power=1.0, ratio=1.2):
     """A judge whose KL is a power of the prediction, and its log ratio a multiple of that."""
     asked = []
 
@@ -26,7 +26,7 @@ def model(factor=1.0, power=1.0, ratio=1.4):
 
 
 @settings(deadline=None, max_examples=60)
-@given(st.floats(0.2, 8), st.floats(0.7, 1.4), st.floats(0.0, 1.4), st.floats(0.002, 0.05))
+@given(st.floats(0.2, 8), st.floats(0.7, 1.4), st.floats(0.0, 3.0), st.floats(0.002, 0.05))
 def test_it_ends_close_to_the_cheapest_that_meets(factor, power, ratio, budget):
     target = Target.of_ppl(budget, 0.7)
     judge, asked = model(factor, power, ratio)
@@ -69,6 +69,13 @@ def test_it_stops_when_the_passes_are_used_up_and_keeps_what_it_has():
     )
     assert not found.complete
     assert len(found.trials) == 2
+
+
+def test_a_log_ratio_decides_only_when_it_is_beyond_its_noise():
+    target = Target.of_ppl(0.01, 0.7)
+    assert Trial(0, 0.1, 0.005, 0.015, 1.0, log_ratio_error=0.004).meets(target)
+    assert not Trial(0, 0.1, 0.005, 0.015, 1.0, log_ratio_error=0.002).meets(target)
+    assert not Trial(0, 0.1, 0.008, 0.0, 1.0, log_ratio_error=0.1).meets(target)
 
 
 def test_a_figure_that_is_not_a_number_meets_nothing():
