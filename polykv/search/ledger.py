@@ -14,15 +14,19 @@ class Ledger:
     """Answers by key in a file of JSON lines; each is on disk before it is used.
 
     A line that was cut short by a killed process is dropped: its question is asked again. `other` is
-    another search's file, whose answers count too; it is only read.
+    another search's file: an answer of it that is used is copied, so that each file holds all its
+    search rests on.
     """
 
     def __init__(self, path: Path, other: Path | None = None) -> None:
         self._path = path
-        self._known = ({} if other is None else _entries(other)) | _entries(path)
+        self._known = _entries(path)
+        self._other = {} if other is None else _entries(other)
 
     def get(self, key: str) -> Any:
         """The answer, or None when the question is new."""
+        if key not in self._known and key in self._other:
+            self.put(key, self._other[key])
         return self._known.get(key)
 
     def put(self, key: str, value: Any) -> Any:

@@ -31,3 +31,13 @@ def test_a_figure_that_is_not_a_number_is_never_kept(tmp_path):
     with pytest.raises(PolykvError, match="finite"):
         ledger.put("a", float("nan"))
     assert not (tmp_path / "search.jsonl").exists()
+
+
+def test_an_answer_of_another_search_is_copied_when_it_is_used(tmp_path):
+    Ledger(tmp_path / "first").put("a", 1)
+    second = Ledger(tmp_path / "second", tmp_path / "first")
+    assert (second.get("a"), second.get("b")) == (1, None)
+    third = Ledger(tmp_path / "third", tmp_path / "second")
+    assert third.get("a") == 1
+    assert Ledger(tmp_path / "third").get("a") == 1
+    assert (tmp_path / "first").read_text().count("\n") == 1
