@@ -94,7 +94,7 @@ def certify_sentence(rows: Sequence[Row], model_id: str) -> str:
 
 
 def other_verdict(run: RunTables) -> Verdict | None:
-    """The verdict of a run that is no sweep, from its certification or go/no-go; None when it has neither."""
+    """The verdict of a run that is no sweep, from its certification, go/no-go or search; None when it has none."""
     certified = [row for row in run.rows("certify") if row["slice_kind"] == "all"]
     if certified:
         return Verdict(min(certified, key=_by_merit)["verdict"], certify_sentence(certified, run.model_id), None)
@@ -102,6 +102,8 @@ def other_verdict(run: RunTables) -> Verdict | None:
     if judged:
         overall = str(run.receipts.get("gonogo", {}).get("verdict", "inconclusive"))
         return Verdict(_KINDS.get(overall, "inconclusive"), gonogo_sentence(judged), None)
+    if run.rows("search"):
+        return Verdict("fail", "No policy: no sharing of bytes that the search tried met the budget.", None)
     return None
 
 

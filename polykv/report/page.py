@@ -23,6 +23,7 @@ from polykv.report.frontier import points
 from polykv.report.headline import Verdict, gate_words, verdict_of
 from polykv.report.markup import Html, details, section, tag
 from polykv.report.provenance import provenance_section
+from polykv.report.search_front import search_section
 from polykv.report.sections import (
     cells_table,
     controls_section,
@@ -51,6 +52,7 @@ def report_page(run: RunTables) -> str:
         *(_sweep_sections(run, verdict) if selection else ()),
         gonogo_section(run.rows("gonogo")),
         certify_section(run),
+        search_section(run.rows("search"), run.rows("sensitivity")),
         failures_section(run.rows("results")),
         controls_section(run.rows("controls")),
         words_section() if selection else None,

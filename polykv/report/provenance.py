@@ -42,7 +42,7 @@ def command_of(run: RunTables) -> str:
     kind = str(run.config.get("kind", "replay"))
     if asked is None:
         return _replay_command(_request_of(run.config)) if kind == "replay" else f"polykv {kind} …"
-    return {"replay": _replay_command, "gonogo": _gonogo_command, "certify": _certify_command}[kind](asked)
+    return _COMMANDS[kind](asked)
 
 
 def _replay_command(asked: Mapping[str, Any]) -> str:
@@ -73,6 +73,39 @@ def _certify_command(asked: Mapping[str, Any]) -> str:
         "seed": config["seed"],
     }
     return shlex.join(["polykv", "certify", "--model", asked["model"], *words, *_options(options), "--out", "RUN"])
+
+
+def _search_command(asked: Mapping[str, Any]) -> str:
+    ppl = asked["max_ppl_increase"]
+    options = {
+        "budget_ppl": None if ppl is None else f"{100 * ppl:g}%",
+        **{name: asked[name] for name in ("budget_bytes", "rate", "margin")},
+        "min_cosine": "none" if asked["min_cosine"] is None else asked["min_cosine"],
+        **{name: asked[name] for name in _SEARCH_NUMBERS},
+        "after_rope": not asked["before_rope"],
+        "out": asked["out"],
+    }
+    corpus = [word for value in asked["corpus"] for word in ("--corpus", value)]
+    return shlex.join(
+        ["polykv", "policy", "search", asked["store"], "--model", asked["model"], *corpus, *_options(options)]
+    )
+
+
+_SEARCH_NUMBERS = (
+    "floor_bytes",
+    "select_passages",
+    "sensitivity_passages",
+    "confirm_passages",
+    "max_passes",
+    "name",
+    "seed",
+)
+_COMMANDS = {
+    "replay": _replay_command,
+    "gonogo": _gonogo_command,
+    "certify": _certify_command,
+    "search": _search_command,
+}
 
 
 def _options(asked: Mapping[str, Any]) -> list[str]:

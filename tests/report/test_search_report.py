@@ -1,0 +1,56 @@
+"""A search in the report: its picture, its tables, its command, with and without a policy found."""
+
+import pytest
+
+from polykv.report.search_front import front_of, search_picture
+from polykv.report_stages import report_stage
+from polykv.schemas import SEARCH, SENSITIVITY
+from polykv.storage.results import write_table
+from polykv.storage.run import RunDirectory
+
+REQUEST = {
+    "store": "captures/mine", "model": "smollm2", "out": "runs/found", "max_ppl_increase": 0.01, "budget_bytes": None,
+    "rate": "fixed", "margin": 0.7, "min_cosine": 0.999, "floor_bytes": 3, "select_passages": 8, "sensitivity_passages": 2,
+    "confirm_passages": 20, "max_passes": 1000, "name": "searched", "seed": 0, "before_rope": True, "corpus": [],
+}  # fmt: skip
+
+
+def trial(number, bytes_per_token, kl, best=False):
+    return {
+        "run_id": "r", "trial": number, "knob": 1e-6, "bytes_per_token": bytes_per_token, "ratio_to_float16": 23040 / bytes_per_token,
+        "predicted_kl": kl / 2, "kl_mean": kl, "log_ratio_mean": kl, "log_ratio_standard_error": 0.001, "ppl_increase": kl,
+        "n_passages": 8, "meets_budget": kl <= 0.007, "is_best": best,
+    }  # fmt: skip
+
+
+TRIALS = [trial(0, 2400.0, 0.014), trial(1, 5000.0, 0.003), trial(2, 3200.0, 0.0068, True), trial(3, 3400.0, 0.0069)]
+SENSITIVITIES = [
+    {"run_id": "r", "layer": layer, "stream": stream, "one_layer_kl": 0.002, "output_error": 0.1, "output_cosine_loss": 0.01, "relative_mse": 0.1, "bytes_per_vector": 12.0}
+    for layer in range(3)
+    for stream in ("key", "value")
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("trials", [TRIALS, [row | {"is_best": False, "meets_budget": False} for row in TRIALS]])
+def test_the_report_of_a_search_shows_it_and_says_how_to_repeat_it(tmp_path, trials):
+    with RunDirectory.create_or_resume(tmp_path / "run", {"kind": "search", "model_id": "tiny"}) as run:
+        run.record("request", REQUEST)
+        write_table(run.table_path("search"), SEARCH, trials)
+        write_table(run.table_path("sensitivity"), SENSITIVITY, SENSITIVITIES)
+    page = report_stage(str(tmp_path / "run")).read_text()
+    assert "polykv policy search captures/mine --model smollm2 --budget-ppl 1% --rate fixed" in page
+    assert "The search" in page
+    assert "3,200" in page
+    assert ("chosen: 7.2×" in page) == trials[2]["is_best"]
+    if not trials[2]["is_best"]:
+        assert "No policy: no sharing of bytes" in page
+
+
+def test_the_front_holds_what_nothing_beats():
+    assert [row["trial"] for row in front_of(TRIALS)] == [0, 1, 2]
+
+
+def test_the_picture_is_an_svg_with_the_choice_and_the_limit():
+    picture = search_picture(TRIALS, 0.007)
+    assert picture.startswith("<?xml")
+    assert "</svg>" in picture
