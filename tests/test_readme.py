@@ -222,7 +222,7 @@ def test_a_policy_for_a_budget(workplace):
     one = search.replace("--budget-ppl 1% --minimise bytes", "--budget-bytes 4000 --minimise kl")
     assert one != search
     small = "--sensitivity-passages 1 --select-passages 1 --confirm-passages 6 -q --fail-on never"
-    assert "policy: runs/searched/searched.policy.json" in run(f"{one} {small}", workplace)
+    assert "runs/searched/searched.policy.json" in run(f"{one} {small}", workplace)
     assert "transform_pq" in run(show, workplace)
 
 
