@@ -28,7 +28,7 @@ from polykv.certify import (
 )
 from polykv.certify.cells import Artifacts, cell_rotations, centred_cells
 from polykv.certify.means import fit_key_means, means_from_arrays
-from polykv.certify.passages import even_shares
+from polykv.certify.passages import spread_over_documents
 from polykv.certify.run import Progress
 from polykv.errors import InputError
 from polykv.policy import CompressionPolicy
@@ -230,7 +230,7 @@ def _store_text(store: CaptureStore, config: CertifyConfig) -> tuple[EvaluationT
     meta = store.meta
     ids = {passage: store.token_ids(passage) for passage in meta.passages("confirm")}
     whole = [passage for passage, tokens in ids.items() if len(tokens) == meta.n_tokens]
-    whole = _spread(whole, [meta.passage_document[passage] for passage in whole], config.n_passages)
+    whole = spread_over_documents(whole, [meta.passage_document[passage] for passage in whole], config.n_passages)
     if not whole:
         raise InputError(f"{store.url} has no passage of {meta.n_tokens} tokens in split confirm; give --corpus FILE")
     used = sorted({meta.passage_document[passage] for passage in whole})
@@ -239,18 +239,6 @@ def _store_text(store: CaptureStore, config: CertifyConfig) -> tuple[EvaluationT
         tuple(ids[passage] for passage in whole), owner, tuple(meta.documents[document] for document in used)
     )
     return text, replace(config, n_tokens=meta.n_tokens, n_passages=len(whole))
-
-
-def _spread(passages: list[int], documents: list[int], total: int) -> list[int]:
-    """At most `total` passages in order, the first ones of each document."""
-    known = sorted(set(documents))
-    shares = even_shares([documents.count(document) for document in known], min(total, len(passages)))
-    left, chosen = dict(zip(known, shares, strict=True)), []
-    for passage, document in zip(passages, documents, strict=True):
-        if left[document] > 0:
-            left[document] -= 1
-            chosen.append(passage)
-    return chosen
 
 
 def check_same_model(store: CaptureStore | None, loaded: LoadedModel) -> None:

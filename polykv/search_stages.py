@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from polykv.capture.corpus import read_corpus
 from polykv.capture.models import LoadedModel, load_model
 from polykv.certify import Budget, CertifyConfig
 from polykv.certify.rotation import measured_rotation
@@ -27,6 +28,7 @@ from polykv.certify_stages import (
 )
 from polykv.errors import InputError, MissingExtraError, UnsupportedModelError
 from polykv.policy_files import policy_file_name
+from polykv.receipts import NUMERICS_VERSION
 from polykv.replay.cost import FLOAT16_BYTES
 from polykv.report.search_front import search_picture
 from polykv.rotation import rotation_to_arrays
@@ -281,6 +283,8 @@ def _config(request: SearchRequest, store: CaptureStore, loaded: LoadedModel) ->
         "weight_digest": loaded.weight_digest,
         "store_digest": store.digest,
         "search": plain,
+        "corpus": [document.digest for document in read_corpus(request.corpus, "text")] if request.corpus else [],
+        "numerics_version": NUMERICS_VERSION,
     }
 
 

@@ -171,6 +171,8 @@ def _run_costs(costs: np.ndarray) -> np.ndarray:
             own = costs[start : start + length]
             level = water_level(own, BITS_A_GROUP)
             active = int((own > level).sum())
+            # one dimension falls 2.7 times short of the bound (Panter & Dite 1951); how that wears off is a fit by eye,
+            # and a unit's expectations are corrected by what one codec of it really left
             found[start, length - 1] = np.minimum(own, level * (1 + 1.7 / max(active, 1) ** 0.6)).sum()
     return found
 

@@ -73,3 +73,18 @@ def even_shares(capacities: Sequence[int], total: int) -> list[int]:
         place = min((i for i in open_places if shares[i] < capacities[i]), key=lambda i: shares[i])
         shares[place] += 1
     return shares
+
+
+def spread_over_documents(passages: Sequence[int], documents: Sequence[int], total: int) -> list[int]:
+    """At most `total` of `passages`, in order: the first ones of each document, as evenly as they reach.
+
+    documents [passage]: the document of each.
+    """
+    known = sorted(set(documents))
+    shares = even_shares([documents.count(document) for document in known], min(total, len(passages)))
+    left, chosen = dict(zip(known, shares, strict=True)), []
+    for passage, document in zip(passages, documents, strict=True):
+        if left[document] > 0:
+            left[document] -= 1
+            chosen.append(passage)
+    return chosen

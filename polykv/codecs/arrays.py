@@ -122,6 +122,18 @@ def small_floats(
     return half if faithful.all() else np.where(faithful, half.astype(np.float32), single)
 
 
+def stored_gains(codec_id: str, gains: np.ndarray) -> np.ndarray:
+    """Gains float64 [n] as `small_floats` keeps them; raises CodecError naming the vector beyond float32."""
+    stored = small_floats(gains, "float16")
+    if not np.isfinite(stored).all():
+        row = int(np.argmin(np.isfinite(stored)))
+        raise CodecError(
+            f"{codec_id}: vectors[{row}] needs a gain of {gains[row]:.4g}, beyond float32 (3.4e38); "
+            "scale the vectors down"
+        )
+    return stored
+
+
 def _rounded(values: np.ndarray, dtype: type, rounding: str) -> np.ndarray:
     with np.errstate(over="ignore", under="ignore"):
         out = np.asarray(values, dtype=np.float64).astype(dtype)

@@ -24,7 +24,7 @@ from polykv.codecs.arrays import (
     pairwise_dot,
     row_chunks,
     rows_times,
-    small_floats,
+    stored_gains,
 )
 from polykv.codecs.base import Codes, checked_vectors
 from polykv.codecs.trained import TrainedCodec
@@ -108,13 +108,7 @@ class ResidualVqCodec(TrainedCodec):
                 gains[part] = norms * _least_squares(rows, _sums(books, indices[part]))
         if not self.has_gain:
             return Codes(len(array), self.head_dim, {"indices": indices})
-        stored = small_floats(gains, "float16")
-        if not np.isfinite(stored).all():
-            row = int(np.argmin(np.isfinite(stored)))
-            raise CodecError(
-                f"residual_vq: vectors[{row}] needs a gain of {gains[row]:.4g}, beyond float32 (3.4e38); "
-                "scale the vectors down"
-            )
+        stored = stored_gains(self.codec_id, gains)
         return Codes(len(array), self.head_dim, {"indices": indices, "gains": stored})
 
     def decode(self, codes: Codes, rows: Sequence[int] | np.ndarray | None = None) -> np.ndarray:

@@ -24,13 +24,12 @@ from polykv.codecs.arrays import (
     pairwise_dot,
     row_chunks,
     rows_times,
-    small_floats,
+    stored_gains,
 )
 from polykv.codecs.base import Codec, Codes, checked_vectors
 from polykv.codecs.chacha import check_seed
 from polykv.codecs.lloyd_max import lloyd_max_levels
 from polykv.codecs.rotation import dense_rotation
-from polykv.errors import CodecError
 
 
 @dataclass(frozen=True)
@@ -61,13 +60,7 @@ class RotatedScalarCodec(Codec):
         gains = np.empty(len(array))
         for chunk in row_chunks(len(array)):
             levels[chunk], gains[chunk] = self._fit(array[chunk].astype(np.float64))
-        stored = small_floats(gains, "float16")
-        if not np.isfinite(stored).all():
-            row = int(np.argmin(np.isfinite(stored)))
-            raise CodecError(
-                f"{self.codec_id}: vectors[{row}] needs a gain of {gains[row]:.4g}, beyond float32 (3.4e38); "
-                "scale the vectors down"
-            )
+        stored = stored_gains(self.codec_id, gains)
         return Codes(len(array), self.head_dim, {"levels": levels, "gains": stored})
 
     def decode(self, codes: Codes, rows: Sequence[int] | np.ndarray | None = None) -> np.ndarray:

@@ -9,7 +9,7 @@ policy = search.policy_at(found.best.place)
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
@@ -18,10 +18,11 @@ from polykv.capture.models import LoadedModel
 from polykv.certify.cells import plan_cells
 from polykv.certify.config import CertifyConfig
 from polykv.certify.judge import Judge, Judged
+from polykv.certify.passages import spread_over_documents
 from polykv.codecs.exact import ExactCodec
 from polykv.errors import InputError
 from polykv.policy import CompressionPolicy
-from polykv.receipts import digest_array, digest_json
+from polykv.receipts import NUMERICS_VERSION, digest_array, digest_json
 from polykv.rotation import Rotation
 from polykv.search.allocation import Allocation, allocations
 from polykv.search.budgets import head_budget
@@ -84,7 +85,10 @@ class Search:
         self.sensitivities: list[Sensitivity] = []
         self.sharings: list[Allocation] = []
         self.passes = 0
-        passages = [store.token_ids(p) for p in _whole_passages(store, "select")][: settings.select_passages]
+        whole = _whole_passages(store, "select")
+        documents = [store.meta.passage_document[p] for p in whole]
+        used = spread_over_documents(whole, documents, settings.select_passages)
+        passages = [store.token_ids(p) for p in used]
         if not passages:
             raise InputError(f"{store.url} has no whole passage in split select to judge sharings on")
         config = CertifyConfig(n_passages=len(passages), n_tokens=store.meta.n_tokens)
@@ -95,7 +99,7 @@ class Search:
                 f"{store.url} lacks {len(missing)} of the model's {len(self.judge.specs)} layers (the first: {missing[0]}); "
                 "a search compresses all of them: capture without --layers"
             )
-        self._identity = digest_json([loaded.weight_digest, *(digest_array(ids) for ids in passages)])
+        self._identity = digest_json([NUMERICS_VERSION, loaded.weight_digest, *(digest_array(ids) for ids in passages)])
 
     def fit_units(self, tick: Tick) -> None:
         """Basis, reference codec and proxies of every cell and stream, on split calibrate."""
@@ -143,10 +147,10 @@ class Search:
 
         def judge(place: int) -> Trial | None:
             nonlocal trials
-            judged = self._judged(self.policy_at(place), None)
+            trial = self.judged_at(place)
             trials += 1
             tick(trials, 0, trials)
-            return None if judged is None else self.trial(place, judged)
+            return trial
 
         sizes = [one.total_bytes for one in self.sharings]
         return search_sharing(sizes, [one.total_cost for one in self.sharings], target, judge)
@@ -154,9 +158,9 @@ class Search:
     def judged_at(self, place: int) -> Trial | None:
         """One sharing in the model; None when the passes are used up."""
         judged = self._judged(self.policy_at(place), None)
-        return None if judged is None else self.trial(place, judged)
+        return None if judged is None else self._trial(place, judged)
 
-    def trial(self, place: int, judged: Mapping[str, float]) -> Trial:
+    def _trial(self, place: int, judged: Mapping[str, float]) -> Trial:
         """A trial of what the ledger holds."""
         cost = self.sharings[place].total_cost
         ratios = np.array(judged["passage_log_ratio"])
@@ -195,7 +199,7 @@ class Search:
         exact, least = self.settings.units, self.settings.min_cosine
         if least is None:
             return "full"
-        key = f"budget {self.store.digest} {cell.key} {least:g} {exact.sink_tokens} {exact.recent_window}"
+        key = f"budget {NUMERICS_VERSION} {self.store.digest} {cell.key} {least!r} {exact.sink_tokens} {exact.recent_window}"
         known = self.ledger.get(key)
         if known is None:
             data = self.store.cell(*cell, "select", with_logits=False)
@@ -223,7 +227,7 @@ class Search:
         )
 
     def _codec(self, unit: Unit, option: int) -> dict[str, str]:
-        key = f"fit {unit.key} {unit.rate.name} {unit.rate.options[option]:g} {digest_array(unit.basis.costs)}"
+        key = f"fit {unit.key} {unit.rate.name} {unit.rate.options[option]!r} {unit.seed} {digest_array(unit.basis.costs)}"
         known = self.ledger.get(key)
         if known is not None and (self.folder / "artifacts" / f"{known['artifact']}.npz").exists():
             return known
@@ -277,8 +281,3 @@ def _nats(known: Mapping, totals: Mapping, place: tuple[int, str]) -> float:
 def _whole_passages(store: CaptureStore, split: str) -> list[int]:
     meta = store.meta
     return [p for p in meta.passages(split) if len(store.token_ids(p)) == meta.n_tokens]
-
-
-def settings_dict(settings: SearchSettings) -> dict:
-    """Plain JSON of everything that decides the result."""
-    return asdict(settings)

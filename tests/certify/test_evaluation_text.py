@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from polykv.capture.corpus import TextDocument
-from polykv.certify.passages import evaluation_text, even_shares
+from polykv.certify.passages import evaluation_text, even_shares, spread_over_documents
 from polykv.errors import InputError
 
 
@@ -54,3 +54,11 @@ def test_even_shares_fit_and_differ_by_one_at_most_where_there_is_room(capacitie
     assert all(share <= capacity for share, capacity in zip(shares, capacities, strict=True))
     room = [share for share, capacity in zip(shares, capacities, strict=True) if share < capacity]
     assert not room or max(shares) - min(room) <= 1
+
+
+@pytest.mark.parametrize(
+    ("documents", "total", "chosen"),
+    [([0, 0, 0, 1, 1, 1], 4, [0, 1, 3, 4]), ([0, 0, 0, 1], 3, [0, 1, 3]), ([5, 2, 5], 9, [0, 1, 2]), ([0, 0], 1, [0])],
+)
+def test_passages_are_taken_evenly_from_their_documents(documents, total, chosen):
+    assert spread_over_documents(list(range(len(documents))), documents, total) == chosen
