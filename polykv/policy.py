@@ -6,7 +6,8 @@ Schema `polykv_policy_v1` (read by every command, written by the search):
      "sink_tokens": 4, "recent_window": 32, "center_keys": "calibrate_mean",
      "pool":  {"key": {"id": "fib_k4_n32", …}, "value": {…}},
      "shell": {"key": {"id": "turbo_8bit", …}, "value": {…}},
-     "key_rotation": "keep", "candidate_k": null, "cells": {"11/2": {"candidate_k": 64}}, "artifacts": {}}
+     "key_rotation": "keep", "candidate_k": null, "unselected_values": "drop",
+     "cells": {"11/2": {"candidate_k": 64}}, "artifacts": {}}
 
 A codec is {"id": …, **arguments}; `head_dim` and `seed` are filled in when it is built: the
 pool's codecs take the policy's seed, the shell's that seed + 10,000 (seed document 003).
@@ -34,12 +35,19 @@ from polykv.types import STREAMS, TIERS, Cell
 POLICY_SCHEMA = "polykv_policy_v1"
 CENTERINGS = ("off", "calibrate_mean")
 KEEP_ROTATION = "keep"
+DROP_UNSELECTED = "drop"
+MEAN_UNSELECTED = "mean"
+UNSELECTED_VALUES = (DROP_UNSELECTED, MEAN_UNSELECTED)
 SHELL_SEED_OFFSET = 10_000
 _SEED_LIMIT = 2**64
 _DIGEST = re.compile("[0-9a-f]{64}")
 # as `Cell.key` spells it: with a leading zero an override would never be found
 _CELL_KEY = re.compile("(0|[1-9][0-9]*)/(0|[1-9][0-9]*)")
-_CELL_FIELDS = ("sink_tokens", "recent_window", "center_keys", "key_rotation", "pool", "shell", "candidate_k")
+_CELL_FIELDS = (
+    "sink_tokens", "recent_window", "center_keys", "key_rotation", "pool", "shell", "candidate_k", "unselected_values"
+)  # fmt: skip
+# Fields younger than the schema, left out of the JSON at their old meaning: policies from before keep their digests
+_LATER_FIELDS = {"key_rotation": KEEP_ROTATION, "unselected_values": DROP_UNSELECTED}
 
 _FIB_REFERENCE = {"id": "fib_k4_n32", "query_mode": "gram", "zero_vectors": "refuse"}
 _FIB_MENDED = {"id": "fib_k4_n32", "query_mode": "asymmetric", "zero_vectors": "encode"}
@@ -70,7 +78,11 @@ class CompressionPolicy:
     key cancels in the softmax). `key_rotation`: "keep" codes keys as attention sees them; the
     digest of an artifact with the model's rotation (`polykv.rotation`) codes them before RoPE, and
     mean keys are then those of un-rotated keys. `candidate_k`: decoded values per query, "full",
-    or None when a sweep is to find it. `cells` overrides any of these for single cells.
+    or None when a sweep is to find it. `unselected_values`: what a candidate below candidate_k leaves
+    to the output. "drop": nothing, the softmax runs over the tokens that are attended. "mean": the
+    softmax runs over all the query sees, and the weight of the candidates that were not selected goes to
+    the mean of the decoded values of all its candidates (Ribar et al. 2024, "SparQ Attention"), one
+    vector a cell that a cache keeps up. `cells` overrides any of these for single cells.
     """
 
     name: str
@@ -84,6 +96,7 @@ class CompressionPolicy:
     cells: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     artifacts: Mapping[str, str] = field(default_factory=dict)
     key_rotation: str = KEEP_ROTATION
+    unselected_values: str = DROP_UNSELECTED
 
     def __post_init__(self) -> None:
         if not isinstance(self.name, str) or not self.name.strip():
@@ -96,10 +109,9 @@ class CompressionPolicy:
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, int) or value < 0:
                 raise PolicyError(f"policy {self.name!r}: {name} is {value!r}, must be a whole number ≥ 0")
-        if self.center_keys not in CENTERINGS:
-            raise PolicyError(
-                f"policy {self.name!r}: center_keys is {self.center_keys!r}; known: {', '.join(CENTERINGS)}"
-            )
+        for name, known in {"center_keys": CENTERINGS, "unselected_values": UNSELECTED_VALUES}.items():
+            if getattr(self, name) not in known:
+                raise PolicyError(f"policy {self.name!r}: {name} is {getattr(self, name)!r}; known: {', '.join(known)}")
         _check_rotation(self.key_rotation, self.name)
         _check_candidate_k(self.candidate_k, f"policy {self.name!r}")
         for tier in TIERS:
@@ -152,11 +164,10 @@ class CompressionPolicy:
         return build_codec(self.shell["key"], head_dim, seed)
 
     def to_dict(self) -> dict[str, Any]:
-        """The policy as `polykv_policy_v1` JSON; key_rotation is left out when it is "keep"."""
+        """The policy as `polykv_policy_v1` JSON; key_rotation "keep" and unselected_values "drop" are left out."""
         plain = {f.name: to_plain(getattr(self, f.name)) for f in fields(self)}
-        if self.key_rotation == KEEP_ROTATION:
-            del plain["key_rotation"]  # policies from before this field keep their digests
-        return {"schema_version": POLICY_SCHEMA, **plain}
+        old = [name for name, meant in _LATER_FIELDS.items() if plain[name] == meant]
+        return {"schema_version": POLICY_SCHEMA, **{name: v for name, v in plain.items() if name not in old}}
 
     @classmethod
     def from_dict(cls, raw: Mapping[str, Any]) -> CompressionPolicy:

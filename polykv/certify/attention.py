@@ -5,6 +5,10 @@ tokens before it coded by their tier (the first `shared` tokens by the pool, lat
 shell, whichever side the query is on), its sinks and its recent window exact. Nothing a query
 sees depends on a later token: codecs code token by token, or in groups that the window covers.
 Arithmetic is float32, as in the model.
+
+Where a policy's `unselected_values` is "mean", the softmax runs over all a query sees, and the
+weight of the candidates it does not decode goes to the mean of the decoded values of all its own
+candidates, read off one running sum over the tokens.
 """
 
 from __future__ import annotations
@@ -85,7 +89,7 @@ def attend_cell(
 
     queries [group, query, head_dim] of the last tokens, keys [token, head_dim], values [token,
     value_dim]; sink_logits [group] or None. candidate_k is each query head's own budget over the tokens that
-    are neither sink nor recent.
+    are neither sink nor recent; the mean of what it leaves out counts as no decoded value.
     """
     group, n_queries, width = queries.shape
     n_tokens = len(keys)
@@ -96,6 +100,7 @@ def attend_cell(
     apart = plan.key_mean is not None and plan.rotation is None
     offset = (flat @ plan.key_mean).reshape(group, n_queries, 1) if apart else None
     decoded = encoded.values()
+    sums = _running_sums(decoded, plan.policy.sink_tokens) if plan.fills_unselected else None
     out = np.empty((group, n_queries, values.shape[1]), np.float32)
     counts = np.empty((3, n_queries), np.int64)
     for start in range(0, n_queries, QUERY_BLOCK):
@@ -105,12 +110,15 @@ def attend_cell(
         scores = coded[:, rows, seen]
         used = block.kept(scores)
         logits = block.logits(scores, queries[:, rows] @ keys[seen].T, None if offset is None else offset[:, rows])
-        weights = softmax(logits, used, sink_logits)
+        weights = softmax(logits, used if sums is None else block.visible, sink_logits)
         # two products, not one and a correction: a decoded value that a query does not use leaves no trace
         exactly = np.where(block.exact, weights, np.float32(0))
         out[:, rows] = exactly @ values[seen]
         weights[np.broadcast_to(block.exact, weights.shape)] = 0
+        rest = None if sums is None else _take_rest(weights, used)
         out[:, rows] += weights @ decoded[seen]
+        if rest is not None:
+            np.add(out[:, rows], rest * block.candidate_means(sums), out=out[:, rows], where=rest > 0)
         counts[:, rows] = block.counts(used)
     return out, CellUse(plan.cell, encoded.nbytes(), *counts)
 
@@ -144,11 +152,40 @@ class _Block:
         cap = self.spec.logit_softcap
         return raw if cap is None else np.float32(cap) * np.tanh(raw / np.float32(cap))
 
+    def candidate_means(self, sums: np.ndarray) -> np.ndarray:
+        """[query, value_dim] float32 mean over each query's candidates, from `_running_sums`; 0 where it has none.
+
+        Candidates lie in one run: after the sinks, within a sliding window, before the recent tokens.
+        """
+        start, count = self.candidates.argmax(axis=1), self.candidates.sum(axis=1)
+        means = (sums[start + count] - sums[start]) / np.maximum(count, 1)[:, None]
+        return means.astype(np.float32)
+
     def counts(self, used: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """(decoded, exact, visible) values of each query, [query], summed over the group."""
         group = len(used)
         exact = group * self.exact.sum(axis=1)
         return used.sum(axis=(0, 2)) - exact, exact, group * self.visible.sum(axis=1)
+
+
+def _running_sums(decoded: np.ndarray, sink_tokens: int) -> np.ndarray:
+    """[token + 1, value_dim] float64: entry n is the sum of the first n decoded values, sinks left out.
+
+    float64, so that the difference of two entries is good to float32 however long the passage is.
+    """
+    sums = np.zeros((len(decoded) + 1, decoded.shape[1]))
+    np.cumsum(decoded[sink_tokens:], axis=0, dtype=np.float64, out=sums[sink_tokens + 1 :])
+    return sums
+
+
+def _take_rest(weights: np.ndarray, used: np.ndarray) -> np.ndarray:
+    """[group, query, 1]: the weight of the tokens not in `used`, which becomes 0 in `weights`.
+
+    Summed over those tokens: where all are used it is 0, and not what rounding leaves of 1 − Σ.
+    """
+    left = np.where(used, np.float32(0), weights)
+    weights[~used] = 0
+    return left.sum(axis=2, keepdims=True)
 
 
 def softmax(logits: np.ndarray, mask: np.ndarray, sink_logits: np.ndarray | None = None) -> np.ndarray:

@@ -10,7 +10,7 @@ import numpy as np
 from polykv.codecs.base import Codec
 from polykv.codecs.exact import ExactCodec
 from polykv.errors import DimensionMismatch, PolicyError
-from polykv.policy import CompressionPolicy
+from polykv.policy import MEAN_UNSELECTED, CompressionPolicy
 from polykv.replay.passage import TierCodecs
 from polykv.replay.rotation import cell_rotation, check_decodable
 from polykv.rotation import Rotation
@@ -36,6 +36,11 @@ class CellPlan:
         """Compressed values decoded per query; None: all."""
         k = self.policy.candidate_k
         return None if k == "full" else k
+
+    @property
+    def fills_unselected(self) -> bool:
+        """Whether the weight of candidates that are not selected goes to the mean of the decoded values."""
+        return self.policy.unselected_values == MEAN_UNSELECTED and self.candidate_k is not None
 
     @property
     def all_codecs(self) -> tuple[Codec, Codec, Codec, Codec]:

@@ -15,8 +15,8 @@ def model_bytes(
     """Byte columns of a certify row, K and V of all layers, in bytes per token.
 
     `code_bytes`: measured bytes of codes per token of each cell. At a context length everything is
-    charged that is kept once: sinks and window as float16 copies beside their codes, mean keys as
-    float32, codebooks once for each distinct codec of the model. A sliding layer keeps no more
+    charged that is kept once: sinks and window as float16 copies beside their codes, mean keys
+    and the running means of decoded values as float32, codebooks once for each distinct codec of the model. A sliding layer keeps no more
     tokens than its window, in float16 too.
     """
     figures = {
@@ -35,12 +35,13 @@ def model_bytes(
 
 
 def fixed_bytes(plans: Mapping[Cell, CellPlan], specs: Mapping[int, LayerSpec]) -> float:
-    """Bytes kept once, whatever the context: exact tokens, mean keys, codebooks."""
+    """Bytes kept once, whatever the context: exact tokens, mean keys, means of decoded values, codebooks."""
     total = 0
     for cell, plan in plans.items():
         exact = plan.policy.sink_tokens + plan.policy.recent_window
         total += exact * _width(specs, cell) * FLOAT16_BYTES
         total += 0 if plan.key_mean is None else len(plan.key_mean) * FLOAT32_BYTES
+        total += specs[cell.layer].value_dim * FLOAT32_BYTES if plan.fills_unselected else 0
     codecs = {codec.digest(): codec for plan in plans.values() for codec in plan.all_codecs}
     return float(total + sum(codec.side_nbytes() for codec in codecs.values()))
 

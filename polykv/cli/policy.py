@@ -12,7 +12,7 @@ from polykv.cli.console import figure, note, say, say_json, say_table
 from polykv.cli.options import json_option, quiet_option
 from polykv.cli.search import search
 from polykv.errors import InputError
-from polykv.policy import KEEP_ROTATION, CompressionPolicy
+from polykv.policy import DROP_UNSELECTED, KEEP_ROTATION, CompressionPolicy
 from polykv.policy_stages import OTHERWISE, export_policy, policy_json_schema, read_policy_file, write_export
 
 FORMATS = ("json", "csv")
@@ -117,6 +117,8 @@ def _describe(found: CompressionPolicy, evidence: Mapping[str, Any] | None) -> N
             say(f"{tier:12} {stream}: {codec_words(codec)}")
     k = "found by a sweep" if found.candidate_k is None else found.candidate_k
     say(f"candidate_k  {k}{', overridden per cell' if found.cells else ''}")
+    if found.unselected_values != DROP_UNSELECTED:
+        say("unselected   their weight goes to the mean of the candidates' decoded values")
     if found.artifacts:
         say(f"artifacts    {len(found.artifacts)} beside the file")
     if evidence is not None:

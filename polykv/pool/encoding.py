@@ -15,7 +15,7 @@ from polykv.codecs.base import Codec, Codes
 from polykv.codecs.fib import FibCodec
 from polykv.codecs.registry import ArtifactLoader, build_codec
 from polykv.errors import DimensionMismatch, InputError, NonFiniteError, PolicyError
-from polykv.policy import KEEP_ROTATION, CompressionPolicy
+from polykv.policy import DROP_UNSELECTED, KEEP_ROTATION, CompressionPolicy
 from polykv.receipts import digest_array, digest_json
 from polykv.shape import KvTensorShape
 from polykv.strict import vector
@@ -91,13 +91,19 @@ def tier_codecs(
 ) -> tuple[Codec, Codec]:
     """Key and value codec of one cell's tier at an explicit seed; refuses a head_dim before any work.
 
-    Raises PolicyError for a policy that codes keys before RoPE: rows come without their positions.
+    Raises PolicyError for a policy that codes keys before RoPE: rows come without their positions;
+    and for one that gives unselected candidates their mean: a selection here is its hits alone.
     """
     own = policy.for_cell(layer, kv_head)
     if own.key_rotation != KEEP_ROTATION:
         raise PolicyError(
             f"policy {policy.name!r} codes the keys of cell {layer}/{kv_head} before RoPE, and a pool or fixture does "
             f'not say where its tokens stand; use a policy with key_rotation "{KEEP_ROTATION}"'
+        )
+    if own.unselected_values != DROP_UNSELECTED:
+        raise PolicyError(
+            f"policy {policy.name!r} has unselected_values {own.unselected_values!r} in cell {layer}/{kv_head}, and a pool "
+            f'or fixture attends to the selected candidates alone; use a policy with unselected_values "{DROP_UNSELECTED}"'
         )
     specs = getattr(own, tier)
     key, value = (build_codec(specs[stream], head_dim, seed, artifacts) for stream in STREAMS)
