@@ -15,9 +15,9 @@ def model_bytes(
     """Byte columns of a certify row, K and V of all layers, in bytes per token.
 
     `code_bytes`: measured bytes of codes per token of each cell. At a context length everything is
-    charged that is kept once: sinks and window as float16 copies beside their codes, mean keys
-    and the running means of decoded values as float32, codebooks once for each distinct codec of the model. A sliding layer keeps no more
-    tokens than its window, in float16 too.
+    charged that is kept once: sinks and window as float16 copies beside their codes, mean keys and
+    the running means of decoded values as float32, codebooks once for each distinct codec of the
+    model. A sliding layer keeps no more tokens than its window, in float16 too.
     """
     figures = {
         "bytes_per_token": sum(code_bytes.values()),

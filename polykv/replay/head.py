@@ -5,11 +5,16 @@ tokens (sinks and recent window) with their exact K and V, and the best candidat
 candidates with the codec's scores and decoded values. Candidates are ranked once; every
 budget is a prefix of that ranking, read off running sums, so a budget's figures do not
 depend on which others were asked for. All arithmetic is float64.
+
+Where a policy's `unselected_values` is "mean" (`fills_unselected`) the softmax runs over all that a query sees, and the weight of the
+candidates that were not selected goes to the mean of all its candidates' decoded values. Budget 0
+is the control of what the exact tokens give alone: it drops the candidates, filled or not.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 
@@ -25,7 +30,8 @@ class HeadInputs:
     queries [query, head_dim]; positions [query]; keys [token, head_dim] and values
     [token, value_dim] exact; codec_scores [query, token] float32, the estimates of q·k that
     rank; score_offset [query] float64, added to them (q·mean where keys were centred);
-    decoded_values [token, value_dim]; exact_tokens [query, token] bool, attended exactly.
+    decoded_values [token, value_dim]; exact_tokens [query, token] bool, attended exactly;
+    fills_unselected: whether the policy's unselected_values is "mean".
     """
 
     queries: np.ndarray
@@ -37,6 +43,7 @@ class HeadInputs:
     decoded_values: np.ndarray
     exact_tokens: np.ndarray
     sink_logit: float | None = None
+    fills_unselected: bool = False
 
 
 @dataclass(frozen=True, eq=False)
@@ -44,7 +51,9 @@ class HeadFigures:
     """Figures of one query head: [query, budget] unless said otherwise, float64.
 
     `exact_output` [query, value_dim], `outputs` [query, budget, value_dim]; the codec_* figures
-    and score_correlation are [query] (full budget); counts are [query] int64.
+    and score_correlation are [query] (full budget); counts are [query] int64. The selection_*
+    figures are those of an exact codec at the same budget, filled likewise; mass_kept is the exact
+    weight of the tokens attended by themselves, filled or not.
     """
 
     exact_output: np.ndarray
@@ -90,17 +99,11 @@ def replay_head(inputs: HeadInputs, spec: LayerSpec, budgets: np.ndarray) -> Hea
     true = _Weights(true_logits, visible, inputs.sink_logit)
     used = _Weights(used_logits, visible, inputs.sink_logit)
     full_output = (true.weights @ values) / true.total[:, None]
-    outputs, used_sums = _prefix_attention(
-        used,
-        exact,
-        candidates,
-        order,
-        budgets,
-        values,
-        np.asarray(inputs.decoded_values, np.float64),
-        used_logits - true_logits,
-    )
-    selected, true_sums = _prefix_attention(true, exact, candidates, order, budgets, values, values)
+    fill = inputs.fills_unselected
+    decoded = np.asarray(inputs.decoded_values, np.float64)
+    choice = _Choice(exact, candidates, order, budgets)
+    outputs, used_sums = _prefix_attention(used, choice, values, decoded, fill, used_logits - true_logits)
+    selected, true_sums = _prefix_attention(true, choice, values, values, fill)
     coded_full = _codec_at_full(used, exact, candidates, values, inputs.decoded_values)
     error = np.linalg.norm(outputs - full_output[:, None], axis=2)
     norm = np.linalg.norm(full_output, axis=1)
@@ -139,10 +142,11 @@ def ratio(error: np.ndarray, norm: np.ndarray) -> np.ndarray:
 
 
 class _Weights:
-    """Unnormalised softmax weights [query, token] over `mask`, their total with the sink's, and the log-sum-exp."""
+    """Unnormalised softmax weights [query, token] of `logits` over `mask`, their total with the sink's, and the log-sum-exp."""
 
     def __init__(self, logits: np.ndarray, mask: np.ndarray, sink_logit: float | None) -> None:
         masked = np.where(mask, logits, -np.inf)
+        self.logits = logits
         self.top = masked.max(axis=1)
         self.sink = np.zeros(len(logits))
         if sink_logit is not None:
@@ -154,42 +158,97 @@ class _Weights:
 
 
 @dataclass(frozen=True, eq=False)
+class _Choice:
+    """Who is attended at a budget: the exact tokens and the first `budget` candidates of `order`.
+
+    exact and candidates [query, token] bool, order [query, token] (candidates first), budgets [budget].
+    """
+
+    exact: np.ndarray
+    candidates: np.ndarray
+    order: np.ndarray
+    budgets: np.ndarray
+
+    @cached_property
+    def step(self) -> np.ndarray:
+        """[budget]: the budgets, none longer than the most candidates of a query."""
+        return np.minimum(self.budgets, int(self.candidates.sum(axis=1).max(initial=0)))
+
+    def unselected(self, weights: np.ndarray) -> np.ndarray:
+        """[query, budget]: the weight of the candidates after the first `budget`; 0 at budget 0, which drops them.
+
+        Summed from the last of all candidates, so that it is 0 where none is left, and the same
+        whatever other budgets there are.
+        """
+        ranked = np.take_along_axis(np.where(self.candidates, weights, 0.0), self.order, axis=1)
+        after = _running(ranked[:, ::-1])[:, ::-1]
+        return np.where(self.budgets > 0, after[:, self.step], 0.0)
+
+    def candidate_means(self, values: np.ndarray) -> np.ndarray:
+        """[query, value_dim]: the mean of `values` [token, value_dim] over a query's candidates; 0 where it has none."""
+        return (self.candidates @ values) / np.maximum(self.candidates.sum(axis=1), 1)[:, None]
+
+
+@dataclass(frozen=True, eq=False)
 class _PrefixSums:
-    """Running sums at the budgets, [query, budget]: token weight, and weight × logit error."""
+    """Sums at the budgets, [query, budget]: weight of the tokens attended by themselves, of the mean, and Σ weight × logit error."""
 
     token_weight: np.ndarray
+    mean_weight: np.ndarray
     weighted_shift: np.ndarray
 
 
 def _prefix_attention(
     softmax: _Weights,
-    exact: np.ndarray,
-    candidates: np.ndarray,
-    order: np.ndarray,
-    budgets: np.ndarray,
+    choice: _Choice,
     exact_values: np.ndarray,
     candidate_values: np.ndarray,
+    fill: bool,
     shift: np.ndarray | None = None,
 ) -> tuple[np.ndarray, _PrefixSums]:
-    """Attention over the exact tokens and the first `budget` candidates of `order`.
+    """Attention over the exact tokens and the first `budget` candidates, and with `fill` over the candidates' mean.
 
-    Returns outputs [query, budget, value_dim] and the running sums. Sums run candidate by
-    candidate, so a prefix's value does not depend on what comes after it.
+    Returns outputs [query, budget, value_dim] and the sums. Sums run candidate by candidate, so a
+    prefix's value does not depend on what comes after it.
     """
-    longest = int(min(budgets.max(initial=0), candidates.sum(axis=1).max(initial=0)))
-    head = order[:, :longest]
-    weights = np.take_along_axis(np.where(candidates, softmax.weights, 0.0), head, axis=1)
-    base_weight = np.where(exact, softmax.weights, 0.0)
-    step = np.minimum(budgets, longest)
+    step = choice.step
+    head = choice.order[:, : step.max(initial=0)]
+    weights = np.take_along_axis(np.where(choice.candidates, softmax.weights, 0.0), head, axis=1)
+    base_weight = np.where(choice.exact, softmax.weights, 0.0)
     token_weight = base_weight.sum(axis=1)[:, None] + _running(weights)[:, step]
     output = (base_weight @ exact_values)[:, None] + _running(weights[:, :, None] * candidate_values[head])[:, step]
-    total = token_weight + softmax.sink[:, None]
+    mean_weight = choice.unselected(softmax.weights) if fill else np.zeros_like(token_weight)
+    if fill:
+        share = mean_weight[:, :, None]
+        np.add(output, share * choice.candidate_means(candidate_values)[:, None], out=output, where=share > 0)
+    total = token_weight + mean_weight + softmax.sink[:, None]
     with np.errstate(divide="ignore", invalid="ignore"):
         output = np.where(total[:, :, None] > 0, output / total[:, :, None], np.nan)
     shifted = np.zeros_like(token_weight)
     if shift is not None:
         shifted = _running(weights * np.take_along_axis(shift, head, axis=1))[:, step]
-    return output, _PrefixSums(token_weight, shifted)
+        if fill:
+            shifted = np.where(mean_weight > 0, _filled_shift(softmax, choice, shift, mean_weight), shifted)
+    return output, _PrefixSums(token_weight, mean_weight, shifted)
+
+
+def _filled_shift(softmax: _Weights, choice: _Choice, shift: np.ndarray, mean_weight: np.ndarray) -> np.ndarray:
+    """[query, budget]: Σ g (ln g + top − t) over the candidates, whose weight g holds an equal share of `mean_weight`.
+
+    A candidate's own weight is exp(u − top) where it is selected and 0 elsewhere; with u − t its
+    `shift`, t is the exact logit. Without a share ln g + top is u, and the sum is Σ exp(u − top)(u − t).
+    """
+    ranked = np.take_along_axis(np.where(choice.candidates, softmax.weights, 0.0), choice.order, axis=1)
+    n_candidates = choice.candidates.sum(axis=1)
+    is_candidate = np.arange(ranked.shape[1]) < n_candidates[:, None]
+    true_logit = np.take_along_axis(softmax.logits - shift, choice.order, axis=1) - softmax.top[:, None]
+    found = np.empty_like(mean_weight)
+    for column, budget in enumerate(choice.budgets):
+        share = (mean_weight[:, column] / np.maximum(n_candidates, 1))[:, None]
+        weight = np.where(is_candidate, np.where(np.arange(ranked.shape[1]) < budget, ranked, 0.0) + share, 0.0)
+        log_weight = np.log(weight, out=np.zeros_like(weight), where=weight > 0)
+        found[:, column] = np.sum(weight * np.where(is_candidate, log_weight - true_logit, 0.0), axis=1)
+    return found
 
 
 def _running(terms: np.ndarray) -> np.ndarray:
@@ -212,10 +271,12 @@ def _attention_kl(used: _Weights, sums: _PrefixSums, true: _Weights) -> np.ndarr
     """KL(compressed ‖ exact) of the attention weights in nats, [query, budget].
 
     With p = exp(u)/Z over the kept tokens and e = exp(t)/E over all: KL = Σ p (u − t) − ln Z +
-    ln E. The other direction is infinite as soon as one token is dropped. Rounding may bring
-    a perfect match to −1e-16, which is 0.
+    ln E. The other direction is infinite as soon as one token is dropped. Where unselected weight
+    goes to the candidates' mean, every candidate has an equal share of it, on top of its own weight
+    if it is selected: that is the distribution over tokens that gives the output. Rounding may
+    bring a perfect match to −1e-16, which is 0.
     """
-    total = sums.token_weight + used.sink[:, None]
+    total = sums.token_weight + sums.mean_weight + used.sink[:, None]
     with np.errstate(divide="ignore", invalid="ignore"):
         kl = sums.weighted_shift / total - np.log(total) - used.top[:, None] + true.log_total[:, None]
     return np.where(total > 0, np.maximum(kl, 0.0), np.nan)

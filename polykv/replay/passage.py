@@ -181,8 +181,9 @@ def replay_passage(
     sink_tokens: int,
     recent_window: int,
     key_mean: np.ndarray | None,
+    fills_unselected: bool = False,
 ) -> list[HeadFigures]:
-    """Figures of every query head that shares the KV head, in head order."""
+    """Figures of every query head that shares the KV head, in head order; `fills_unselected` as in `HeadInputs`."""
     exact = exact_token_mask(passage.positions, passage.n_tokens, data.spec.sliding_window, sink_tokens, recent_window)
     decoded = encoded.values()
     figures = []
@@ -201,6 +202,7 @@ def replay_passage(
             decoded,
             exact,
             sink,
+            fills_unselected,
         )
         figures.append(replay_head(inputs, data.spec, budgets))
     return figures

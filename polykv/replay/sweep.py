@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from polykv.policy import CompressionPolicy
+from polykv.policy import MEAN_UNSELECTED, CompressionPolicy
 from polykv.replay.config import SweepConfig
 from polykv.replay.cost import byte_figures
 from polykv.replay.figures import CellFigures, PassageFigures
@@ -86,7 +86,8 @@ def _replay_one(
     where = f"layer {data.spec.layer}, passage {passage.index}"
     shared = shared_tokens_of(passage.n_tokens, config.shared_tokens, where)
     encoded = encode_passage(passage, codecs, shared, mean, rotation)
-    heads = replay_passage(data, passage, encoded, budgets, policy.sink_tokens, policy.recent_window, mean)
+    exact, fills = (policy.sink_tokens, policy.recent_window), policy.unselected_values == MEAN_UNSELECTED
+    heads = replay_passage(data, passage, encoded, budgets, *exact, mean, fills)
     labels = None
     if data.logits is not None:
         row = int(np.flatnonzero(data.passages == passage.index)[0])

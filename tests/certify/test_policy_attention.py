@@ -41,27 +41,29 @@ def test_exact_policy_is_exact_attention(name, n_tokens):
 
 
 @pytest.mark.parametrize("name", RULES)
-@pytest.mark.parametrize("candidate_k", [None, 3])
+@pytest.mark.parametrize(("candidate_k", "unselected"), [(None, "drop"), (3, "drop"), (3, "mean"), ("full", "mean")])
 @pytest.mark.parametrize("centred", [False, True])
-def test_lossy_policy_agrees_with_the_cell_replay(name, candidate_k, centred):
+def test_lossy_policy_agrees_with_the_cell_replay(name, candidate_k, unselected, centred):
     rules = spec(**RULES[name])
     given = inputs(rules, sinks=rules.has_sink_logits)
     mean = means(rules) if centred else None
     chosen = policy(
-        sink_tokens=2, recent_window=5, candidate_k=candidate_k, center_keys="calibrate_mean" if centred else "off"
-    )
+        sink_tokens=2, recent_window=5, candidate_k=candidate_k, center_keys="calibrate_mean" if centred else "off",
+        unselected_values=unselected,
+    )  # fmt: skip
+    budget = 48 if candidate_k in (None, "full") else candidate_k
     made = plans(chosen, rules, mean)
     out, uses = attend_layer(given, made, 20)
     for head in range(rules.n_q_heads):
-        expected = _replayed(given, made[Cell(0, head // rules.group_size)], head, candidate_k or 48)
+        expected = _replayed(given, made[Cell(0, head // rules.group_size)], head, budget)
         # the first query sees only itself; the replay has no candidates there either
         np.testing.assert_allclose(out[:, head], expected.outputs[:, 0], atol=3e-6)
     for kv, use in enumerate(uses):
         heads = range(kv * rules.group_size, (kv + 1) * rules.group_size)
-        replays = [_replayed(given, made[Cell(0, kv)], head, candidate_k or 48) for head in heads]
+        replays = [_replayed(given, made[Cell(0, kv)], head, budget) for head in heads]
         assert use.visible.tolist() == sum(r.n_visible for r in replays).tolist()
         assert use.exact.tolist() == sum(r.n_exact for r in replays).tolist()
-        assert use.decoded.tolist() == sum(np.minimum(r.n_candidates, candidate_k or 48) for r in replays).tolist()
+        assert use.decoded.tolist() == sum(np.minimum(r.n_candidates, budget) for r in replays).tolist()
 
 
 @pytest.mark.parametrize("name", RULES)
@@ -69,11 +71,15 @@ def test_lossy_policy_agrees_with_the_cell_replay(name, candidate_k, centred):
     "codec", [FIB, KIVI, {"id": "turbo_8bit", "bits": 8, "radii": "log_u8"}], ids=lambda c: c["id"]
 )
 @pytest.mark.parametrize(("n_new", "shared"), [(1, 20), (5, 46), (1, 0), (48, 60)])
-def test_the_newest_queries_alone_get_what_they_get_among_all(name, codec, n_new, shared):
+@pytest.mark.parametrize("unselected", ["drop", "mean"])
+def test_the_newest_queries_alone_get_what_they_get_among_all(name, codec, n_new, shared, unselected):
     """A decoding step over the cache so far is the last rows of the whole forward; counts alike."""
     rules = spec(**RULES[name])
     given = inputs(rules, sinks=rules.has_sink_logits)
-    chosen = policy(codec, codec, sink_tokens=2, recent_window=8, candidate_k=6, center_keys="calibrate_mean")
+    chosen = policy(
+        codec, codec, sink_tokens=2, recent_window=8, candidate_k=6, center_keys="calibrate_mean",
+        unselected_values=unselected,
+    )  # fmt: skip
     made = plans(chosen, rules, means(rules))
     whole, all_uses = attend_layer(given, made, shared)
     step, uses = attend_layer(dataclasses.replace(given, queries=given.queries[:, -n_new:]), made, shared)
@@ -119,6 +125,7 @@ def _replayed(given, plan, head, budget):
         encoded.values(),
         exact,
         sink,
+        plan.policy.unselected_values == "mean",
     )
     return replay_head(made, rules, np.array([budget]))
 
