@@ -46,7 +46,9 @@ CERTIFY = TableSchema(
         Column("full_decode_value_count", "int64", "values", "values they could see", _ALL_ONLY),
         _figure("bytes_per_token", "bytes", "K and V codes of one token, all layers and heads", _ALL_ONLY),
         _figure("float16_bytes_per_token", "bytes", "the same in float16", _ALL_ONLY),
-        _figure("fixed_bytes", "bytes", "kept once: window and sinks in float16, mean keys, codebooks", _ALL_ONLY),
+        _figure(
+            "fixed_bytes", "bytes", "kept once: window and sinks in float16, mean keys and values, codebooks", _ALL_ONLY
+        ),
         _figure("ratio_to_float16", "1", "float16_bytes_per_token / bytes_per_token", _ALL_ONLY),
         _figure("bytes_per_token_at_4k", "bytes", "codes kept and fixed_bytes over 4,096 tokens of context", _ALL_ONLY),
         _figure("ratio_to_float16_at_4k", "1", "float16 over that, sliding windows alike on both sides", _ALL_ONLY),

@@ -78,8 +78,8 @@ class CompressionPolicy:
     key cancels in the softmax). `key_rotation`: "keep" codes keys as attention sees them; the
     digest of an artifact with the model's rotation (`polykv.rotation`) codes them before RoPE, and
     mean keys are then those of un-rotated keys. `candidate_k`: decoded values per query, "full",
-    or None when a sweep is to find it. `unselected_values`: what a candidate below candidate_k leaves
-    to the output. "drop": nothing, the softmax runs over the tokens that are attended. "mean": the
+    or None when a sweep is to find it. `unselected_values`: what the candidates beyond candidate_k
+    leave to the output. "drop": nothing, the softmax runs over the tokens that are attended. "mean": the
     softmax runs over all the query sees, and the weight of the candidates that were not selected goes to
     the mean of the decoded values of all its candidates (Ribar et al. 2024, "SparQ Attention"), one
     vector a cell that a cache keeps up. `cells` overrides any of these for single cells.

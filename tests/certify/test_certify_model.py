@@ -11,7 +11,7 @@ pytest.importorskip("transformers")
 from polykv.capture import adapter
 from polykv.capture.corpus import TextDocument
 from polykv.capture.forward import probe_layers
-from polykv.certify import Budget, Candidate, CertifyConfig, certify_policies, evaluation_text, inject
+from polykv.certify import Budget, Candidate, CertifyConfig, attention, certify_policies, evaluation_text, inject
 from polykv.certify.attention import attend_layer
 from polykv.certify.cells import plan_cells
 from polykv.certify.inject import baseline_logits, policy_logits
@@ -153,6 +153,32 @@ def test_selection_costs_and_is_counted():
     assert few.decoded == 24 * 6 * 3 * 2 * 4
     assert few.visible == 6 * 3 * 2 * sum(range(24, 48))
     assert np.mean([p.kl.mean() for p in few.passages]) > 1e-3
+
+
+@pytest.mark.parametrize("name", ["llama", "gemma2"])
+def test_filling_in_decodes_no_more_and_passes_every_control(name):
+    drop, mean = (
+        dataclasses.replace(CompressionPolicy.exact(), name=how, candidate_k=4, unselected_values=how, recent_window=3)
+        for how in ("drop", "mean")
+    )
+    whole = dataclasses.replace(mean, name="whole", candidate_k=48)
+    found = _certify(tiny(name), drop, mean, whole)
+    dropped, meant, lossless = found.policies
+    kls = [np.mean([passage.kl.mean() for passage in each.passages]) for each in found.policies]
+    assert (dropped.decoded, dropped.visible) == (meant.decoded, meant.visible)
+    assert kls[1] < kls[0]
+    assert kls[2] < 1e-6
+    assert max(found.controls.causal_kl.values()) < 1e-9
+
+
+def test_a_mean_of_later_tokens_sees_the_future(monkeypatch):
+    def over_all(block, sums):
+        return np.broadcast_to((sums[-1] / len(sums)).astype(np.float32), (len(block.visible), sums.shape[1]))
+
+    monkeypatch.setattr(attention._Block, "candidate_means", over_all)
+    chosen = dataclasses.replace(CompressionPolicy.exact(), name="ahead", candidate_k=2, unselected_values="mean")
+    with pytest.raises(CertifyError, match="policy 'ahead' sees the future"):
+        _certify(tiny(), chosen)
 
 
 def test_what_cannot_be_certified_is_refused_before_any_pass():

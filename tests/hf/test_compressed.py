@@ -31,6 +31,7 @@ TURBO = {"id": "turbo_8bit", "bits": 8, "qjl": "off", "radii": "log_u8", "angle_
 POLICIES = {
     "int8": CompressionPolicy.int8(),
     "tiers": policy(FIB, FIB, shell={"key": TURBO, "value": TURBO}, sink_tokens=2, recent_window=3, candidate_k=6),
+    "filled": policy(FIB, FIB, sink_tokens=2, recent_window=3, candidate_k=6, unselected_values="mean"),
     "groups": policy(KIVI, {**KIVI, "axis": "vector"}, sink_tokens=1, recent_window=8),
 }
 
