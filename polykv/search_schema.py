@@ -33,14 +33,25 @@ SEARCH = TableSchema(
 
 SENSITIVITY = TableSchema(
     "sensitivity",
-    1,
-    ("layer", "stream"),
+    2,
+    ("layer", "kv_head", "stream"),
     (
         Column("run_id", "string", "", "name of the run"),
         Column("layer", "int64", "", "layer index of the model"),
+        Column("kv_head", "int64", "", "the head", "all heads of the layer at once"),
         Column("stream", "string", "", "key or value"),
         Column(
-            "one_layer_kl", "double", "nats", "KL with this stream of this layer alone coded, by 2-bit rotated scalars"
+            "true_kl",
+            "double",
+            "nats",
+            "KL with this stream of the layer or head alone coded, by 2-bit rotated scalars",
+        ),
+        Column(
+            "expected_kl",
+            "double",
+            "nats",
+            "that KL as the Fisher information expects it, sum of the heads",
+            "no gradients were taken",
         ),
         Column(
             "output_error", "double", "1", "squared relative error of its heads' attention outputs, mean of the heads"

@@ -17,6 +17,7 @@ import numpy as np
 from polykv.capture.corpus import read_corpus
 from polykv.capture.models import LoadedModel, load_model
 from polykv.certify import Budget, CertifyConfig
+from polykv.certify.fisher import FisherConfig
 from polykv.certify.rotation import measured_rotation
 from polykv.certify_stages import (
     CertifyOutcome,
@@ -27,12 +28,14 @@ from polykv.certify_stages import (
     write_certification,
 )
 from polykv.errors import InputError, MissingExtraError, UnsupportedModelError
+from polykv.policy import MEAN_UNSELECTED, UNSELECTED_VALUES
 from polykv.policy_files import policy_file_name
 from polykv.receipts import NUMERICS_VERSION
 from polykv.replay.cost import FLOAT16_BYTES
 from polykv.report.search_front import search_picture
 from polykv.rotation import rotation_to_arrays
 from polykv.schemas import SEARCH, SENSITIVITY
+from polykv.search.gradients import passes_of
 from polykv.search.loop import Found, Target, Trial
 from polykv.search.rates import rate_named
 from polykv.search.run import Search, SearchSettings
@@ -47,7 +50,18 @@ from polykv.storage.run import RunDirectory, refuse_no_place_for_a_run
 Tick = Callable[[int, int, int], None]
 Watch = Callable[[str, str], AbstractContextManager[Tick]]
 MOST_FLOOR_BYTES = 32
-PROXIES = ("output_error", "output_cosine_loss", "relative_mse")
+PROXIES = ("expected_kl", "output_error", "output_cosine_loss", "relative_mse")
+METRICS = ("fisher", "output")
+SENSITIVITIES = ("layers", "heads", "none")
+# What a proxy's ranks are compared over: (streams, single heads or all of a layer at once).
+PARTS = {
+    "key": (("key",), False),
+    "value": (("value",), False),
+    "pooled": (("key", "value"), False),
+    "key heads": (("key",), True),
+    "value heads": (("value",), True),
+    "pooled heads": (("key", "value"), True),
+}
 
 
 @dataclass(frozen=True)
@@ -56,7 +70,9 @@ class SearchRequest:
 
     Exactly one of max_ppl_increase (.01 is +1 %: fewest bytes within it) and budget_bytes (K and V
     codes of one token, all layers: least KL within them). rate: "fixed", or "entropy" (a real
-    bitstream; needs the extra `entropy`). margin: share of the PPL budget that the KL
+    bitstream; needs the extra `entropy`). metric: "fisher" (gradients over gradient_passages of split calibrate
+    say what an error costs, in nats) or "output" (no gradients: attention outputs and one-layer KLs say it).
+    sensitivities: whose true KL is measured, "layers", "heads" too, or "none". margin: share of the PPL budget that the KL
     on split select may use, the rest is for texts it has not seen. corpus: texts of the verdict
     (empty: the confirm passages of the store). reuse: the run directory of another search of this store,
     whose measurements count where they are the same.
@@ -71,7 +87,11 @@ class SearchRequest:
     min_cosine: float | None = 0.999
     floor_bytes: float = 3
     rate: str = "fixed"
+    metric: str = "fisher"
+    gradient_passages: int = 16
+    unselected_values: str = MEAN_UNSELECTED
     select_passages: int = 8
+    sensitivities: str = "layers"
     sensitivity_passages: int = 2
     confirm_passages: int = 20
     max_passes: int = 1000
@@ -95,7 +115,13 @@ class SearchRequest:
             raise InputError(f"the budget is {self.budget_bytes} bytes, must be > 0")
         if self.min_cosine is not None and not 0 < self.min_cosine < 1:
             raise InputError(f"min_cosine is {self.min_cosine}, must be in (0, 1)")
-        for name in ("select_passages", "sensitivity_passages", "confirm_passages", "max_passes"):
+        known = {"metric": METRICS, "sensitivities": SENSITIVITIES, "unselected_values": UNSELECTED_VALUES}
+        for name, values in known.items():
+            if getattr(self, name) not in values:
+                raise InputError(f"{name} is {getattr(self, name)!r}; known: {', '.join(values)}")
+        if self.metric == "output" and self.sensitivities == "none":
+            raise InputError('metric "output" weighs layers by their one-layer KL: sensitivities cannot be "none"')
+        for name in ("gradient_passages", "select_passages", "sensitivity_passages", "confirm_passages", "max_passes"):
             if getattr(self, name) < 1:
                 raise InputError(f"{name} is {getattr(self, name)}, must be at least 1")
         rate_named(self.rate)
@@ -108,6 +134,10 @@ class SearchRequest:
         return SearchSettings(
             name=self.name,
             rate=self.rate,
+            metric=self.metric,
+            gradient_passages=self.gradient_passages,
+            unselected_values=self.unselected_values,
+            sensitivities=self.sensitivities,
             floor_bytes=self.floor_bytes,
             min_cosine=self.min_cosine,
             sensitivity_passages=self.sensitivity_passages,
@@ -126,7 +156,7 @@ class SearchRequest:
 @dataclass(frozen=True, eq=False)
 class SearchOutcome:
     """policy: the file written (None: nothing met the budget, or the passes ran out first); agreement:
-    {proxy: {"key" | "value" | "pooled": Spearman with the one-layer KL, None where undefined}}; certified:
+    {proxy: {one of PARTS: Spearman with the true KL, None where undefined}}; certified:
     the verdict on passages the search never saw; picture: the trials as SVG; notes: what a reader must know."""
 
     path: Path
@@ -157,9 +187,11 @@ def prepare_search(request: SearchRequest) -> CaptureStore:
 
 def expected_passes(request: SearchRequest, store: CaptureStore) -> dict[str, int]:
     """About how many forward passes each step takes."""
-    n_layers = len(store.meta.layers)
+    n_places = {"none": 0, "layers": len(store.meta.layers), "heads": len(store.meta.layers) + len(store.meta.cells)}
+    n_gradients = min(request.gradient_passages, len(store.meta.passages("calibrate")))
     return {
-        "sensitivities": (2 * n_layers + 1) * request.sensitivity_passages,
+        "gradients": n_gradients * passes_of(FisherConfig()) if request.metric == "fisher" else 0,
+        "sensitivities": (2 * n_places[request.sensitivities] + 1) * request.sensitivity_passages,
         "trials": 6 * request.select_passages if request.budget_bytes is None else request.select_passages,
         "verdict": 2 * request.confirm_passages + 5,
     }
@@ -178,12 +210,7 @@ def run_search(
     with RunDirectory.create_or_resume(request.out, _config(request, store, loaded)) as run:
         run.record("request", asdict(request))
         search, notes = _search(request, store, loaded, run)
-        with watch("fit", "cells") as tick:
-            search.fit_units(tick)
-        with watch("candidate_k", "cells") as tick:
-            search.find_budgets(tick)
-        with watch("sensitivity", "layer streams") as tick:
-            measured = search.measure_sensitivities(tick)
+        measured = _measure(search, watch)
         found, target = Found(None, (), complete=False), None
         if measured:
             search.share()
@@ -214,6 +241,19 @@ def _search(
     search.rotations = rotations
     search.rotation_digest = save_artifact(run.artifacts, rotation_to_arrays(rotations))
     return search, ()
+
+
+def _measure(search: Search, watch: Watch) -> bool:
+    """All a sharing rests on; False when the passes are used up."""
+    with watch("gradients", "passages") as tick:
+        if not search.measure_fisher(tick):
+            return False
+    with watch("fit", "cells") as tick:
+        search.fit_units(tick)
+    with watch("candidate_k", "cells") as tick:
+        search.find_budgets(tick)
+    with watch("sensitivity", "streams") as tick:
+        return search.measure_sensitivities(tick)
 
 
 def _close(request: SearchRequest, search: Search, tick: Tick) -> tuple[Found, Target | None]:
@@ -314,26 +354,38 @@ def _sensitivity_rows(search: Search, best: Trial | None, run_id: str) -> list[d
     given = {} if best is None else dict(zip(search.units, search.sharings[best.place].options, strict=True))
     rows = []
     for one in search.sensitivities:
-        units = [unit for unit in search.units if (unit.cell.layer, unit.stream) == (one.layer, one.stream)]
-        figures = {name: float(np.mean([getattr(unit.proxies, name) for unit in units])) for name in PROXIES}
+        units = [
+            unit
+            for unit in search.units
+            if (unit.cell.layer, unit.stream) == (one.layer, one.stream) and one.kv_head in (None, unit.cell.kv_head)
+        ]
+        figures = {name: _joined(name, [getattr(unit.proxies, name) for unit in units]) for name in PROXIES}
         sizes = [unit.sizes[int(given[unit])] for unit in units if unit in given]
         rows.append(
-            {"run_id": run_id, "layer": one.layer, "stream": one.stream, "one_layer_kl": one.kl, **figures}
+            {"run_id": run_id, "layer": one.layer, "kv_head": one.kv_head, "stream": one.stream, "true_kl": one.kl}
+            | figures
             | {"bytes_per_vector": float(np.mean(sizes)) if sizes else None}
         )
     return rows
 
 
 def _agreement(rows: list[dict[str, Any]]) -> dict[str, dict[str, float | None]]:
-    """Spearman of each proxy with the one-layer KL: keys, values, both."""
+    """{proxy: {part: Spearman with the true KL}}, parts in PARTS; None where there is nothing to rank."""
     found: dict[str, dict[str, float | None]] = {}
     for proxy in PROXIES:
         found[proxy] = {}
-        for name, streams in (("key", ("key",)), ("value", ("value",)), ("pooled", ("key", "value"))):
-            chosen = [row for row in rows if row["stream"] in streams]
+        for name, (streams, by_head) in PARTS.items():
+            chosen = [row for row in rows if row["stream"] in streams and (row["kv_head"] is not None) == by_head]
+            known = [(row[proxy], row["true_kl"]) for row in chosen if row[proxy] is not None]
             try:
-                pair = (np.array([row[column] for row in chosen]) for column in (proxy, "one_layer_kl"))
-                found[proxy][name] = rank_agreement(*pair)
+                found[proxy][name] = rank_agreement(*np.array(known, np.float64).reshape(-1, 2).T)
             except InputError:
                 found[proxy][name] = None
     return found
+
+
+def _joined(name: str, figures: list[float | None]) -> float | None:
+    """One figure of several heads: nats add up, shares are averaged."""
+    if None in figures:
+        return None
+    return float(np.sum(figures) if name == "expected_kl" else np.mean(figures))

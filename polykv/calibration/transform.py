@@ -24,6 +24,8 @@ from polykv.rotation import Rotation
 
 # Share of the mean sensitivity that every direction is given: the next text asks other questions.
 METRIC_FLOOR = 0.1
+# Of a metric from gradients: the rest of it is the output's.
+OUTPUT_SHARE = 0.5
 BITS_A_GROUP = 8
 MOST_BYTES = 32
 _HEAVY_TOKENS = 48
@@ -99,6 +101,18 @@ def value_metric(sample: Sample) -> np.ndarray:
         total += float((reach[seen].sum(axis=1) / np.square(probe.outputs[seen]).sum(axis=1)).sum())
         n += int(seen.sum())
     return _checked_metric(total * np.eye(sample.rows.shape[1]), n)
+
+
+def blended_metric(nats: np.ndarray, output: np.ndarray, rows: np.ndarray) -> np.ndarray:
+    """[head_dim, head_dim] float64: half `nats` (a Fisher information, in nats), half `output` in its units.
+
+    rows [n, head_dim] are what is coded: `output` is scaled so that dropping them costs the same in both. A
+    Fisher information is noisy in its directions and right in its size; the output's is the other way round.
+    """
+    covariance = np.cov(np.asarray(rows, np.float64).T, bias=True).reshape(nats.shape)
+    size = float(np.sum(output * covariance))
+    scale = float(np.sum(nats * covariance)) / size if size > 0 else 0.0
+    return (1 - OUTPUT_SHARE) * nats + OUTPUT_SHARE * scale * output
 
 
 def fit_basis(rows: np.ndarray, metric: np.ndarray) -> Basis:

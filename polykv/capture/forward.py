@@ -125,6 +125,13 @@ def query_logits(model: Any, batch: Padded, rows: Sequence[Row]) -> list[np.ndar
 def run(model: Any, batch: Padded, keep: Sequence[int]) -> Any:
     """Logits [row, kept, vocabulary] at the positions `keep` of a padded batch; no cache is filled."""
     torch, _ = hf_modules()
+    with torch.inference_mode():
+        return forward(model, batch, keep)
+
+
+def forward(model: Any, batch: Padded, keep: Sequence[int]) -> Any:
+    """What `run` gives, in whatever gradient mode the caller is."""
+    torch, _ = hf_modules()
     accepts = inspect.signature(model.forward).parameters
     arguments = {"input_ids": batch.input_ids, "attention_mask": batch.attention_mask, "use_cache": False}
     if "position_ids" in accepts:
@@ -132,6 +139,5 @@ def run(model: Any, batch: Padded, keep: Sequence[int]) -> Any:
     places = torch.tensor(list(keep), device=batch.input_ids.device) % batch.input_ids.shape[1]
     if "logits_to_keep" in accepts:
         arguments["logits_to_keep"] = places
-    with torch.inference_mode():
-        logits = model(**arguments).logits
-        return logits if "logits_to_keep" in accepts else logits[:, places]
+    logits = model(**arguments).logits
+    return logits if "logits_to_keep" in accepts else logits[:, places]

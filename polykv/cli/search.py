@@ -10,7 +10,17 @@ from polykv.cli.certify import FAIL_ON, exit_code, parse_limit, say_certificatio
 from polykv.cli.console import figure, note, progress, say, say_json, say_table
 from polykv.cli.options import dry_run_option, json_option, quiet_option
 from polykv.errors import InputError
-from polykv.search_stages import SearchOutcome, SearchRequest, expected_passes, prepare_search, run_search
+from polykv.policy import MEAN_UNSELECTED, UNSELECTED_VALUES
+from polykv.search_stages import (
+    METRICS,
+    PARTS,
+    SENSITIVITIES,
+    SearchOutcome,
+    SearchRequest,
+    expected_passes,
+    prepare_search,
+    run_search,
+)
 
 UNFINISHED_EXIT = 3
 VERDICT_EXIT = 1
@@ -38,9 +48,22 @@ MINIMISED = ("bytes", "kl")
     "--rate", default="fixed", show_default=True,
     help="fixed: a byte a group, any row alone; entropy: a bitstream in blocks of 64 tokens (extra `entropy`).",
 )  # fmt: skip
+@click.option(
+    "--metric", type=click.Choice(METRICS), default="fisher", show_default=True,
+    help="What an error costs: by the model's gradients, or by attention outputs and one-layer KLs.",
+)  # fmt: skip
+@click.option("--gradient-passages", default=16, show_default=True, help="Passages of split calibrate for gradients.")
+@click.option(
+    "--unselected", "unselected_values", type=click.Choice(UNSELECTED_VALUES), default=MEAN_UNSELECTED, show_default=True,
+    help="Values a head does not decode: their weight goes to the mean of all, or is dropped.",
+)  # fmt: skip
 @click.option("--floor-bytes", default=3.0, show_default=True, help="Least bytes of a vector.")
 @click.option("--select-passages", default=8, show_default=True, help="Passages of split select a trial is judged on.")
-@click.option("--sensitivity-passages", default=2, show_default=True, help="Passages a one-layer KL is measured on.")
+@click.option(
+    "--sensitivities", type=click.Choice(SENSITIVITIES), default="layers", show_default=True,
+    help="Whose true KL is measured to judge the proxies: layers' streams, single heads too, none.",
+)  # fmt: skip
+@click.option("--sensitivity-passages", default=2, show_default=True, help="Passages a true KL is measured on.")
 @click.option("--confirm-passages", default=20, show_default=True, help="Passages of the verdict.")
 @click.option(
     "--corpus", multiple=True, help="Texts of the verdict [default: the store's confirm passages]; repeatable."
@@ -59,9 +82,9 @@ MINIMISED = ("bytes", "kl")
 def search(out: str, fail_on: str, dry_run: bool, as_json: bool, quiet: bool, **asked: Any) -> int:
     """Find the policy that meets a budget in the model of STORE, and certify it on text it never saw.
 
-    Codecs are fitted on split calibrate. How much every (layer, stream) matters is measured in the
-    model, bytes are shared out by it, and the sharing is moved until the whole model, all layers
-    compressed at once, meets the budget on split select. The verdict stands on split confirm.
+    Codecs are fitted on split calibrate. The model's gradients say what an error in each head's keys
+    and values costs, bytes are shared out by it, and the sharing is moved until the whole model, all
+    layers compressed at once, meets the budget on split select. The verdict stands on split confirm.
 
     \b
     polykv policy search captures/mine --model smollm2 --budget-ppl 1% --minimise bytes --out runs/searched
@@ -114,10 +137,12 @@ def _say_plan(passes: dict[str, int], as_json: bool) -> None:
 
 
 def _say_search(outcome: SearchOutcome, quiet: bool) -> None:
-    say_table("how well cheap proxies rank the layers (Spearman with the true one-layer KL)", ["proxy", "keys", "values", "pooled"], [
-        [name, *(figure(found[part], ".2f") for part in ("key", "value", "pooled"))] for name, found in outcome.agreement.items()
-    ])  # fmt: skip
-    say()
+    parts = [part for part in PARTS if any(found[part] is not None for found in outcome.agreement.values())]
+    if parts:
+        say_table("how well cheap proxies rank what matters (Spearman with the true KL of one stream alone)", ["proxy", *parts], [
+            [name, *(figure(found[part], ".2f") for part in parts)] for name, found in outcome.agreement.items()
+        ])  # fmt: skip
+        say()
     say_table("", ["trial", "B/token", "× float16", "predicted KL", "KL", "ΔPPL", "in budget"], [
         [
             f"{row['trial']}{' ←' if row['is_best'] else ''}", figure(row["bytes_per_token"], ",.0f"),

@@ -37,14 +37,16 @@ def search_section(trials: Sequence[Row], sensitivities: Sequence[Row]) -> Html 
         _draw(drawn.add_subplot(), trials, None, {colour: colour for colour in _PLAIN})
         plot = to_svg(drawn, "search", "KL to the exact model against bytes per token, every trial", {})
     columns = ("trial", "B/token", "× float16", "predicted KL", "KL", "ΔPPL, %", "in budget")
-    layers = ("layer", "stream", "one-layer KL", "output error", "1 − cosine", "relative MSE", "B/vector")
+    layers = (
+        "layer", "head", "stream", "true KL", "expected KL", "output error", "1 − cosine", "relative MSE", "B/vector"
+    )  # fmt: skip
     return section(
         "The search",
         "search",
         tag("p", "Each mark is a sharing of bytes over all heads, judged in the model on split select, all layers compressed at once."),
         plot,
         details("The same as a table", table("Trials", columns, [_trial(row) for row in trials], range(1, 6))),
-        details("How much each layer's keys and values matter", table("Sensitivities", layers, [_layer(row) for row in sensitivities], range(2, 7))),
+        details("How much each layer's keys and values matter", table("Sensitivities", layers, [_layer(row) for row in sensitivities], range(3, 9))),
     )  # fmt: skip
 
 
@@ -93,9 +95,10 @@ def _trial(row: Row) -> tuple[Any, ...]:
 
 
 def _layer(row: Row) -> tuple[Any, ...]:
-    figures = ("one_layer_kl", "output_error", "output_cosine_loss", "relative_mse")
+    figures = ("true_kl", "expected_kl", "output_error", "output_cosine_loss", "relative_mse")
     return (
         row["layer"],
+        "all" if row["kv_head"] is None else row["kv_head"],
         row["stream"],
         *(figure(row[name], ".3g") for name in figures),
         figure(row["bytes_per_vector"], ".1f"),

@@ -13,18 +13,28 @@ CANDIDATE_KS = (8, 16, 24, 32, 48, 64, 96, 128, 160, 192, 224, 256, 320, 384, 51
 
 
 def head_budget(
-    data: CellData, sink_tokens: int, recent_window: int, min_cosine: float, asked: Sequence[int | str] = CANDIDATE_KS
+    data: CellData,
+    sink_tokens: int,
+    recent_window: int,
+    min_cosine: float,
+    unselected_values: str,
+    asked: Sequence[int | str] = CANDIDATE_KS,
 ) -> int | str:
     """The smallest of `asked` whose mean output cosine on `data` is min_cosine or more; "full" if none is.
 
     Keys and values are exact, sinks and window always attended: what is measured is the selection
-    alone. `data`: the split select of a cell.
+    alone, with what `unselected_values` makes of the rest. `data`: the split select of a cell.
     """
     n_tokens = int(data.lengths.max())
     ks, _ = normalise_candidate_ks(asked, n_tokens)
     exact = CompressionPolicy.exact()
     policy = CompressionPolicy(
-        "exact_topk", sink_tokens=sink_tokens, recent_window=recent_window, pool=exact.pool, shell=exact.shell
+        "exact_topk",
+        sink_tokens=sink_tokens,
+        recent_window=recent_window,
+        pool=exact.pool,
+        shell=exact.shell,
+        unselected_values=unselected_values,
     )
     for row in sweep_cell(data, policy, SweepConfig(candidate_ks=ks)):
         cosine = row["output_cosine_mean"]

@@ -1,7 +1,7 @@
 """A policy search, step by step: units, sensitivities, budgets, sharing. What it asks is kept in a ledger.
 
 search = Search(store, loaded, settings, folder, ledger)
-search.fit_units(); search.measure_sensitivities(); search.find_budgets()
+search.measure_fisher(); search.fit_units(); search.find_budgets(); search.measure_sensitivities(); search.share()
 found = search.close_the_loop(Target.of_ppl(0.01, 0.7))
 policy = search.policy_at(found.best.place)
 """
@@ -17,15 +17,17 @@ import numpy as np
 from polykv.capture.models import LoadedModel
 from polykv.certify.cells import plan_cells
 from polykv.certify.config import CertifyConfig
+from polykv.certify.fisher import FisherConfig, Metrics
 from polykv.certify.judge import Judge, Judged
 from polykv.certify.passages import spread_over_documents
 from polykv.codecs.exact import ExactCodec
 from polykv.errors import InputError
-from polykv.policy import CompressionPolicy
+from polykv.policy import DROP_UNSELECTED, MEAN_UNSELECTED, CompressionPolicy
 from polykv.receipts import NUMERICS_VERSION, digest_array, digest_json
 from polykv.rotation import Rotation
 from polykv.search.allocation import Allocation, allocations
 from polykv.search.budgets import head_budget
+from polykv.search.gradients import kept_fisher, passes_of
 from polykv.search.ledger import Ledger
 from polykv.search.loop import Found, Target, Trial, search_sharing
 from polykv.search.rates import rate_named
@@ -41,13 +43,19 @@ _EXACT = {"id": ExactCodec.codec_id}
 
 @dataclass(frozen=True)
 class SearchSettings:
-    """What decides a search's result. min_cosine None: every value is decoded. max_passes: forward passes
-    of the model in all, baselines and sensitivities included, the final verdict apart."""
+    """What decides a search's result. metric: "fisher" (gradients of the model say what an error costs) or
+    "output" (attention alone says it, and one-layer KLs). min_cosine None: every value is decoded.
+    sensitivities: one-layer KLs of "layers" (all heads of a stream at once), of "heads" too, or "none".
+    max_passes: forward passes of the model in all, baselines and sensitivities included, the final verdict apart."""
 
     name: str = "searched"
     rate: str = "fixed"
+    metric: str = "fisher"
+    gradient_passages: int = 16
     floor_bytes: float = 3
     min_cosine: float | None = 0.999
+    unselected_values: str = MEAN_UNSELECTED
+    sensitivities: str = "layers"
     sensitivity_passages: int = 2
     select_passages: int = 8
     max_passes: int = 1000
@@ -56,9 +64,11 @@ class SearchSettings:
 
 @dataclass(frozen=True, eq=False)
 class Sensitivity:
-    """kl: one-layer KL in nats a token: all heads of the stream coded by DISTURBANCE, all else exact."""
+    """kl: nats a token with this stream of a layer (of one head, where kv_head is not None) coded by
+    DISTURBANCE, all else exact."""
 
     layer: int
+    kv_head: int | None
     stream: str
     kl: float
 
@@ -80,15 +90,15 @@ class Search:
         self.store, self.settings, self.folder = store, settings, folder
         self.rotations, self.rotation_digest = rotations, rotation_digest
         self.ledger = Ledger(folder / LEDGER, None if reuse is None else reuse / LEDGER)
+        self._artifact_folders = [one / "artifacts" for one in (folder, reuse) if one is not None]
+        self._loaded = loaded
+        self._fisher: Metrics = {}
         self.units: list[Unit] = []
         self.budgets: dict[Cell, int | str] = {}
         self.sensitivities: list[Sensitivity] = []
         self.sharings: list[Allocation] = []
         self.passes = 0
-        whole = _whole_passages(store, "select")
-        documents = [store.meta.passage_document[p] for p in whole]
-        used = spread_over_documents(whole, documents, settings.select_passages)
-        passages = [store.token_ids(p) for p in used]
+        passages = _spread_passages(store, "select", settings.select_passages)
         if not passages:
             raise InputError(f"{store.url} has no whole passage in split select to judge sharings on")
         config = CertifyConfig(n_passages=len(passages), n_tokens=store.meta.n_tokens)
@@ -101,13 +111,41 @@ class Search:
             )
         self._identity = digest_json([NUMERICS_VERSION, loaded.weight_digest, *(digest_array(ids) for ids in passages)])
 
+    def measure_fisher(self, tick: Tick) -> bool:
+        """What an error of every cell and stream costs, on split calibrate; False when the passes are used up."""
+        if self.settings.metric != "fisher":
+            return True
+        units = self.settings.units
+        config = FisherConfig(units.sink_tokens, units.recent_window, seed=units.seed)
+        passages = _spread_passages(self.store, "calibrate", self.settings.gradient_passages)
+        if not passages:
+            raise InputError(
+                f"{self.store.url} has no whole passage in split calibrate for gradients; use --metric output"
+            )
+        done = 0
+
+        def count() -> None:
+            nonlocal done
+            done += 1
+            self.passes += passes_of(config)
+            tick(done, 0, len(passages))
+
+        found = kept_fisher(
+            self.ledger, self._artifact_folders, self._loaded, passages, config, self.rotations, self._may_take, count
+        )
+        self._fisher = found or {}
+        return found is not None
+
     def fit_units(self, tick: Tick) -> None:
         """Basis, reference codec and proxies of every cell and stream, on split calibrate."""
         cells, rate = self.store.meta.cells, rate_named(self.settings.rate)
         for done, cell in enumerate(cells, start=1):
             data = self.store.cell(*cell, "calibrate", with_logits=False)
             turned = None if self.rotations is None else self.rotations[cell.layer]
-            self.units += [fit_unit(data, stream, turned, rate, self.settings.units) for stream in STREAMS]
+            self.units += [
+                fit_unit(data, stream, turned, rate, self.settings.units, self._fisher.get((cell, stream)))
+                for stream in STREAMS
+            ]
             tick(done, 0, len(cells))
 
     def find_budgets(self, tick: Tick) -> None:
@@ -118,28 +156,34 @@ class Search:
             tick(done, 0, len(cells))
 
     def measure_sensitivities(self, tick: Tick) -> bool:
-        """True one-layer KL of every (layer, stream) under DISTURBANCE; False when the passes are used up."""
-        asked = list(self._layer_streams())
-        for done, (layer, stream) in enumerate(asked, start=1):
-            policy = self._one_layer(layer, stream)
+        """True KL of every (layer, stream), and head of it if asked, under DISTURBANCE; False when the
+        passes are used up."""
+        asked = list(self._places())
+        for done, (layer, head, stream) in enumerate(asked, start=1):
+            policy = self._one_place(layer, head, stream)
             judged = self._judged(policy, self.settings.sensitivity_passages, only_layer=layer)
             if judged is None:
                 return False
-            self.sensitivities.append(Sensitivity(layer, stream, float(judged["kl"])))
+            self.sensitivities.append(Sensitivity(layer, head, stream, float(judged["kl"])))
             tick(done, 0, len(asked))
         return True
 
     def share(self) -> None:
-        """Every sharing of bytes that some price strikes, costs in nats as the sensitivities say."""
-        known = {(one.layer, one.stream): one.kl for one in self.sensitivities}
+        """Every sharing of bytes that some price strikes, costs in nats as gradients or sensitivities say."""
+        costs = np.array([unit.costs for unit in self.units])
+        if self.settings.metric != "fisher":
+            costs *= self._nats_per_output_error()[:, None]
+        sizes = np.array([unit.sizes for unit in self.units])
+        self.sharings = allocations(costs, sizes, self.settings.floor_bytes)
+
+    def _nats_per_output_error(self) -> np.ndarray:
+        """[unit] float64, from the one-layer KLs."""
+        known = {(one.layer, one.stream): one.kl for one in self.sensitivities if one.kv_head is None}
         totals: dict[tuple[int, str], float] = {}
         for unit in self.units:
             place = (unit.cell.layer, unit.stream)
             totals[place] = totals.get(place, 0.0) + unit.proxies.output_error
-        nats = np.array([_nats(known, totals, (unit.cell.layer, unit.stream)) for unit in self.units])
-        costs = np.array([unit.costs for unit in self.units]) * nats[:, None]
-        sizes = np.array([unit.sizes for unit in self.units])
-        self.sharings = allocations(costs, sizes, self.settings.floor_bytes)
+        return np.array([_nats(known, totals, (unit.cell.layer, unit.stream)) for unit in self.units])
 
     def close_the_loop(self, target: Target, tick: Tick) -> Found:
         """The cheapest sharing that meets `target` in the model, all at once, on split select."""
@@ -199,17 +243,20 @@ class Search:
         exact, least = self.settings.units, self.settings.min_cosine
         if least is None:
             return "full"
-        key = f"budget {NUMERICS_VERSION} {self.store.digest} {cell.key} {least!r} {exact.sink_tokens} {exact.recent_window}"
+        rules = (least, exact.sink_tokens, exact.recent_window, self.settings.unselected_values)
+        key = f"budget {NUMERICS_VERSION} {self.store.digest} {cell.key} {rules!r}"
         known = self.ledger.get(key)
         if known is None:
             data = self.store.cell(*cell, "select", with_logits=False)
-            known = self.ledger.put(key, head_budget(data, exact.sink_tokens, exact.recent_window, least))
+            known = self.ledger.put(key, head_budget(data, exact.sink_tokens, exact.recent_window, least, rules[-1]))
         return known
 
-    def _one_layer(self, layer: int, stream: str) -> CompressionPolicy:
+    def _one_place(self, layer: int, head: int | None, stream: str) -> CompressionPolicy:
         tier = {"key": _EXACT, "value": _EXACT} | {stream: DISTURBANCE}
-        cells = {cell.key: {"pool": tier, "shell": tier} for cell in self.store.meta.cells if cell.layer == layer}
-        return self._policy(f"one {layer} {stream}", cells, [], rotated=False)
+        disturbed = [cell for cell in self.store.meta.cells if cell.layer == layer and head in (None, cell.kv_head)]
+        cells = {cell.key: {"pool": tier, "shell": tier} for cell in disturbed}
+        which = f"{layer}" if head is None else f"{layer}/{head}"
+        return self._policy(f"one {which} {stream}", cells, [], rotated=False)
 
     def _policy(
         self, name: str, cells: Mapping[str, dict], digests: list[str], rotated: bool = True
@@ -223,6 +270,7 @@ class Search:
             cells=cells,
             artifacts={digest: f"artifacts/{digest}.npz" for digest in listed},
             candidate_k="full",
+            unselected_values=self.settings.unselected_values if rotated else DROP_UNSELECTED,
             **rotation,
         )
 
@@ -244,16 +292,23 @@ class Search:
         if known is not None:
             return known
         n = self.judge.n_passages if n_passages is None else min(n_passages, self.judge.n_passages)
-        if self.passes + n > self.settings.max_passes:
+        if not self._may_take(n):
             return None
         specs = self.judge.specs if only_layer is None else {only_layer: self.judge.specs[only_layer]}
         judged = self.judge.judge(plan_cells(policy, specs, None, self.artifacts), n_passages)
         return self.ledger.put(key, _plain(judged))
 
-    def _layer_streams(self) -> Iterator[tuple[int, str]]:
+    def _places(self) -> Iterator[tuple[int, int | None, str]]:
+        """(layer, kv_head or None for all of them, stream) of every sensitivity asked for."""
+        cells = self.store.meta.cells if self.settings.sensitivities == "heads" else []
+        layers = self.store.meta.layers if self.settings.sensitivities != "none" else []
         for stream in STREAMS:
-            for layer in sorted({unit.cell.layer for unit in self.units}):
-                yield layer, stream
+            yield from ((layer, None, stream) for layer in layers)
+        for stream in STREAMS:
+            yield from ((cell.layer, cell.kv_head, stream) for cell in cells)
+
+    def _may_take(self, passes: int) -> bool:
+        return self.passes + passes <= self.settings.max_passes
 
     def _count(self) -> None:
         self.passes += 1
@@ -278,6 +333,9 @@ def _nats(known: Mapping, totals: Mapping, place: tuple[int, str]) -> float:
     return max(known[place], 1e-9) / totals[place]
 
 
-def _whole_passages(store: CaptureStore, split: str) -> list[int]:
+def _spread_passages(store: CaptureStore, split: str, most: int) -> list[np.ndarray]:
+    """Token ids of at most `most` whole passages of a split, evenly from its documents."""
     meta = store.meta
-    return [p for p in meta.passages(split) if len(store.token_ids(p)) == meta.n_tokens]
+    whole = [p for p in meta.passages(split) if len(store.token_ids(p)) == meta.n_tokens]
+    documents = [meta.passage_document[p] for p in whole]
+    return [store.token_ids(p) for p in spread_over_documents(whole, documents, most)]

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from polykv.calibration.sample import Sample, sample_of_cells
-from polykv.calibration.transform import Basis, fit_basis, key_metric, value_metric
+from polykv.calibration.transform import Basis, blended_metric, fit_basis, key_metric, value_metric
 from polykv.codecs.registry import build_codec
 from polykv.errors import InputError
 from polykv.rotation import Rotation
@@ -22,8 +22,6 @@ from polykv.types import Cell, CellData
 # The disturbance that sensitivities are measured with: the same for all units and fitted to none, so
 # that what differs is how much a unit matters, not how well a codec suits it.
 DISTURBANCE = {"id": "rotated_scalar", "bits": 2}
-# Bytes a vector may take: fine steps where most units end up, coarse ones above.
-OPTIONS_BYTES = (3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 16, 18, 20, 22, 24, 28, 32)
 _QUERIES_PER_PASSAGE = 16
 _BYTES_OF_NOTHING = 0.05  # an option that codes nothing still has a place in a stream
 
@@ -42,12 +40,14 @@ class Proxies:
     """What DISTURBANCE does to one unit, by measures that need no model.
 
     output_error: mean over queries of (‖Δo‖/‖o‖)²; output_cosine_loss: 1 − mean cosine of the
-    attention output; relative_mse: Σ‖error‖² / Σ‖vector‖².
+    attention output; relative_mse: Σ‖error‖² / Σ‖vector‖²; expected_kl: nats a predicted token, by
+    the Fisher information (None: it was not measured).
     """
 
     output_error: float
     output_cosine_loss: float
     relative_mse: float
+    expected_kl: float | None
 
 
 @dataclass(frozen=True, eq=False)
@@ -55,7 +55,8 @@ class Unit:
     """rows [n, head_dim] float32 are what its codec sees: without sinks, keys before RoPE where it is undone.
 
     sizes, costs [option] float64: bytes a vector, and the squared relative error of the attention
-    output, expected of every option of the rate and corrected by what one of them really did.
+    output (with a Fisher information: nats a predicted token), expected of every option of the rate and
+    corrected by what one of them really did.
     """
 
     cell: Cell
@@ -78,8 +79,18 @@ class Unit:
         return self.rate.fit(self.basis, self.rows, self.rate.options[option], self.seed)
 
 
-def fit_unit(data: CellData, stream: str, rotation: Rotation | None, rate: Rate, settings: UnitSettings) -> Unit:
+def fit_unit(
+    data: CellData,
+    stream: str,
+    rotation: Rotation | None,
+    rate: Rate,
+    settings: UnitSettings,
+    nats: np.ndarray | None = None,
+) -> Unit:
     """Basis, expectations and proxies of one stream of a cell. `rotation`: undone before keys are coded.
+
+    nats [head_dim, head_dim]: the unit's Fisher information (`polykv.certify.fisher`), None: the metric is
+    the output's alone.
 
     Raises InputError for another split than calibrate, or a capture without queries.
     """
@@ -87,12 +98,15 @@ def fit_unit(data: CellData, stream: str, rotation: Rotation | None, rate: Rate,
         raise InputError(f"codecs are fitted on split calibrate alone, got {data.split!r} of cell {data.cell.key}")
     sample = sample_of_cells([data], stream, settings.sink_tokens, settings.recent_window, _QUERIES_PER_PASSAGE)
     turned = rotation if stream == "key" else None
-    metric = key_metric(sample, turned) if stream == "key" else value_metric(sample)
+    output = key_metric(sample, turned) if stream == "key" else value_metric(sample)
     positions = np.concatenate([np.arange(settings.sink_tokens, length) for length in data.lengths])
     rows = sample.rows if turned is None else turned.undo(sample.rows, positions)
-    basis = fit_basis(rows, metric)
+    basis = fit_basis(rows, output if nats is None else blended_metric(nats, output, rows))
     sizes, costs = _expectations(basis, rows, rate, settings.seed)
-    return Unit(data.cell, stream, rate, basis, rows, sizes, costs, _proxies(sample), settings.seed)
+    disturbed = _disturbed(sample)
+    expected = None if nats is None else _expected_kl(sample.rows - disturbed, nats, turned, positions)
+    proxies = _proxies(sample, disturbed, expected)
+    return Unit(data.cell, stream, rate, basis, rows, sizes, costs, proxies, settings.seed)
 
 
 def _expectations(basis: Basis, rows: np.ndarray, rate: Rate, seed: int) -> tuple[np.ndarray, np.ndarray]:
@@ -116,9 +130,18 @@ def unit_entry(unit: Unit, arrays: Arrays) -> dict[str, str]:
     return {"id": codec.codec_id, "artifact": codec.artifact}
 
 
-def _proxies(sample: Sample) -> Proxies:
+def _disturbed(sample: Sample) -> np.ndarray:
     codec = build_codec(DISTURBANCE, sample.rows.shape[1])
-    decoded = codec.decode(codec.encode(sample.rows))
+    return codec.decode(codec.encode(sample.rows))
+
+
+def _expected_kl(errors: np.ndarray, nats: np.ndarray, turned: Rotation | None, positions: np.ndarray) -> float:
+    """Nats a predicted token of errors [n, head_dim] float32: the mean of eᵀMe over the rows."""
+    seen = (errors if turned is None else turned.undo(errors, positions)).astype(np.float64)
+    return float(np.einsum("nd,nd->n", seen @ nats, seen).mean())
+
+
+def _proxies(sample: Sample, decoded: np.ndarray, expected_kl: float | None) -> Proxies:
     errors, cosines = [], []
     for probe in sample.probes:
         outputs = probe.outputs_of(decoded)
@@ -135,4 +158,5 @@ def _proxies(sample: Sample) -> Proxies:
         output_error=float(np.square(np.concatenate(errors)).mean()),
         output_cosine_loss=float(1 - np.concatenate(cosines).mean()),
         relative_mse=float(np.square(decoded - rows).sum() / max(np.square(rows).sum(), 1e-300)),
+        expected_kl=expected_kl,
     )

@@ -25,8 +25,8 @@ def trial(number, bytes_per_token, kl, best=False):
 
 TRIALS = [trial(0, 2400.0, 0.014), trial(1, 5000.0, 0.003), trial(2, 3200.0, 0.0068, True), trial(3, 3400.0, 0.0069)]
 SENSITIVITIES = [
-    {"run_id": "r", "layer": layer, "stream": stream, "one_layer_kl": 0.002, "output_error": 0.1, "output_cosine_loss": 0.01, "relative_mse": 0.1, "bytes_per_vector": 12.0}
-    for layer in range(3)
+    {"run_id": "r", "layer": layer, "kv_head": None, "stream": stream, "true_kl": 0.002, "expected_kl": expected, "output_error": 0.1, "output_cosine_loss": 0.01, "relative_mse": 0.1, "bytes_per_vector": 12.0}
+    for layer, expected in enumerate((0.001, 0.003, None))
     for stream in ("key", "value")
 ]  # fmt: skip
 
