@@ -18,7 +18,6 @@ from polykv.capture.corpus import read_corpus
 from polykv.capture.models import LoadedModel, load_model
 from polykv.certify import Budget, CertifyConfig
 from polykv.certify.fisher import FisherConfig
-from polykv.certify.rotation import measured_rotation
 from polykv.certify_stages import (
     CertifyOutcome,
     CertifyRequest,
@@ -33,16 +32,14 @@ from polykv.policy_files import policy_file_name
 from polykv.receipts import NUMERICS_VERSION
 from polykv.replay.cost import FLOAT16_BYTES
 from polykv.report.search_front import search_picture
-from polykv.rotation import rotation_to_arrays
 from polykv.schemas import SEARCH, SENSITIVITY
-from polykv.search.gradients import passes_of
+from polykv.search.kept import passes_of
 from polykv.search.loop import Found, Target, Trial
 from polykv.search.rates import rate_named
 from polykv.search.run import Search, SearchSettings
 from polykv.search.sensitivity import rank_agreement
 from polykv.search.units import UnitSettings
 from polykv.storage import CaptureStore
-from polykv.storage.artifacts import save_artifact
 from polykv.storage.atomic import write_bytes
 from polykv.storage.results import write_table
 from polykv.storage.run import RunDirectory, refuse_no_place_for_a_run
@@ -235,11 +232,9 @@ def _search(
     if not request.before_rope:
         return search, ()
     try:
-        rotations = measured_rotation(loaded, search.judge.specs, store.token_ids(store.meta.passages("calibrate")[0]))
+        search.undo_rotation()
     except UnsupportedModelError as error:
         return search, (f"keys are coded after RoPE: {error}",)
-    search.rotations = rotations
-    search.rotation_digest = save_artifact(run.artifacts, rotation_to_arrays(rotations))
     return search, ()
 
 

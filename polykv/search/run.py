@@ -27,7 +27,7 @@ from polykv.receipts import NUMERICS_VERSION, digest_array, digest_json
 from polykv.rotation import Rotation
 from polykv.search.allocation import Allocation, allocations
 from polykv.search.budgets import head_budget
-from polykv.search.gradients import kept_fisher, passes_of
+from polykv.search.kept import kept_fisher, kept_rotation, passes_of
 from polykv.search.ledger import Ledger
 from polykv.search.loop import Found, Target, Trial, search_sharing
 from polykv.search.rates import rate_named
@@ -83,12 +83,11 @@ class Search:
         loaded: LoadedModel,
         settings: SearchSettings,
         folder: Path,
-        rotations: Mapping[int, Rotation] | None = None,
-        rotation_digest: str | None = None,
         reuse: Path | None = None,
     ) -> None:
         self.store, self.settings, self.folder = store, settings, folder
-        self.rotations, self.rotation_digest = rotations, rotation_digest
+        self.rotations: Mapping[int, Rotation] | None = None
+        self.rotation_digest: str | None = None
         self.ledger = Ledger(folder / LEDGER, None if reuse is None else reuse / LEDGER)
         self._artifact_folders = [one / "artifacts" for one in (folder, reuse) if one is not None]
         self._loaded = loaded
@@ -110,6 +109,13 @@ class Search:
                 "a search compresses all of them: capture without --layers"
             )
         self._identity = digest_json([NUMERICS_VERSION, loaded.weight_digest, *(digest_array(ids) for ids in passages)])
+
+    def undo_rotation(self) -> None:
+        """Code keys before RoPE; raises UnsupportedModelError for a model whose keys do not rotate so."""
+        token_ids = self.store.token_ids(self.store.meta.passages("calibrate")[0])
+        self.rotations, self.rotation_digest = kept_rotation(
+            self.ledger, self._artifact_folders, self._loaded, self.judge.specs, token_ids
+        )
 
     def measure_fisher(self, tick: Tick) -> bool:
         """What an error of every cell and stream costs, on split calibrate; False when the passes are used up."""
@@ -138,7 +144,7 @@ class Search:
 
     def fit_units(self, tick: Tick) -> None:
         """Basis, reference codec and proxies of every cell and stream, on split calibrate."""
-        cells, rate = self.store.meta.cells, rate_named(self.settings.rate)
+        cells, rate = self.store.meta.cells, rate_named(self.settings.rate, self.settings.metric == "fisher")
         for done, cell in enumerate(cells, start=1):
             data = self.store.cell(*cell, "calibrate", with_logits=False)
             turned = None if self.rotations is None else self.rotations[cell.layer]
@@ -300,12 +306,12 @@ class Search:
 
     def _places(self) -> Iterator[tuple[int, int | None, str]]:
         """(layer, kv_head or None for all of them, stream) of every sensitivity asked for."""
-        cells = self.store.meta.cells if self.settings.sensitivities == "heads" else []
-        layers = self.store.meta.layers if self.settings.sensitivities != "none" else []
+        asked, cells = self.settings.sensitivities, self.store.meta.cells
+        layers = sorted({cell.layer for cell in cells}) if asked != "none" else ()
         for stream in STREAMS:
             yield from ((layer, None, stream) for layer in layers)
         for stream in STREAMS:
-            yield from ((cell.layer, cell.kv_head, stream) for cell in cells)
+            yield from ((cell.layer, cell.kv_head, stream) for cell in cells if asked == "heads")
 
     def _may_take(self, passes: int) -> bool:
         return self.passes + passes <= self.settings.max_passes

@@ -259,6 +259,13 @@ CASES = {
         Case("policy search {store} --model m --out {out} --reuse {nothing}", BAD_INPUT, "does not exist"),
         Case("policy search {store} --model m --out {out} --reuse {run}", BAD_INPUT, "is no run of a search"),
         Case("policy search {store} --model m --out {out} --rate variable", BAD_INPUT, "known: fixed, entropy"),
+        Case("policy search {store} --model m --out {out} --metric guess", BAD_INPUT, "'fisher', 'output'"),
+        Case("policy search {store} --model m --out {out} --gradient-passages 0", BAD_INPUT, "must be at least 1"),
+        Case("policy search {store} --model m --out {out} --unselected kept", BAD_INPUT, "'drop', 'mean'"),
+        Case("policy search {store} --model m --out {out} --sensitivities all", BAD_INPUT, "'layers', 'heads', 'none'"),
+        Case(
+            "policy search {store} --model m --out {out} --metric output --sensitivities none", BAD_INPUT, "cannot be"
+        ),
         Case("policy search {store} --model {nothing} --out {out}", BAD_INPUT, NO_MODEL),
         Case("policy search {store} --model m --out s3://bucket/run", BAD_INPUT, "must be a path"),
     ],

@@ -1,0 +1,90 @@
+"""What a search measures of its model once: kept as artifacts, found again by what they were measured on.
+
+A measurement's last bits depend on the threads it ran on, and every later answer is kept under a digest that
+they are part of: what was measured is read back, not measured again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import astuple
+from pathlib import Path
+
+import numpy as np
+
+from polykv.capture.models import LoadedModel
+from polykv.certify.fisher import FisherConfig, Metrics, measured_fisher
+from polykv.certify.rotation import measured_rotation
+from polykv.receipts import NUMERICS_VERSION, digest_array, digest_json
+from polykv.rotation import Rotation, rotation_from_arrays, rotation_to_arrays
+from polykv.search.ledger import Ledger
+from polykv.storage.artifacts import artifact_path, load_artifact, save_artifact
+from polykv.types import Cell, LayerSpec
+
+# Forward passes that one passage is counted as: its own, and two for each way back.
+PASSES_A_DRAW = 2
+
+
+def passes_of(config: FisherConfig) -> int:
+    """Forward passes that one passage is counted as."""
+    return 1 + PASSES_A_DRAW * config.n_draws
+
+
+def kept_fisher(
+    ledger: Ledger,
+    folders: Sequence[Path],
+    loaded: LoadedModel,
+    passages: Sequence[np.ndarray],
+    config: FisherConfig,
+    rotations: Mapping[int, Rotation] | None,
+    allowed: Callable[[int], bool],
+    tick: Callable[[], None],
+) -> Metrics | None:
+    """`measured_fisher`, or what the ledger says it was; None when `allowed` (passes) says no.
+
+    folders: of artifacts, the search's own first; one found elsewhere is copied to it.
+    """
+    before_rope = rotations is not None
+    about = [NUMERICS_VERSION, loaded.weight_digest, *map(digest_array, passages), *astuple(config), before_rope]
+    key = f"fisher {digest_json(about)}"
+    known = _kept(ledger, folders, key)
+    if known is not None:
+        return {_place(name): matrix for name, matrix in known.items()}
+    if not allowed(passes_of(config) * len(passages)):
+        return None
+    found = measured_fisher(loaded, passages, config, rotations, tick)
+    arrays = {f"{cell.layer}_{cell.kv_head}_{stream}": matrix for (cell, stream), matrix in found.items()}
+    ledger.put(key, save_artifact(folders[0], arrays))
+    return found
+
+
+def kept_rotation(
+    ledger: Ledger,
+    folders: Sequence[Path],
+    loaded: LoadedModel,
+    specs: Mapping[int, LayerSpec],
+    token_ids: np.ndarray,
+) -> tuple[dict[int, Rotation], str]:
+    """(`measured_rotation`, or what the ledger says it was; its artifact's digest); raises as that does."""
+    key = f"rotation {digest_json([NUMERICS_VERSION, loaded.weight_digest, digest_array(token_ids)])}"
+    known = _kept(ledger, folders, key)
+    if known is not None:
+        return rotation_from_arrays(known), ledger.get(key)
+    rotations = measured_rotation(loaded, specs, token_ids)
+    return rotations, ledger.put(key, save_artifact(folders[0], rotation_to_arrays(rotations)))
+
+
+def _kept(ledger: Ledger, folders: Sequence[Path], key: str) -> dict[str, np.ndarray] | None:
+    """The artifact that the ledger names, copied to the first folder; None when there is none."""
+    digest = ledger.get(key)
+    found = None if digest is None else next((f for f in folders if artifact_path(f, digest).is_file()), None)
+    if found is None:
+        return None
+    arrays = load_artifact(found, digest)
+    save_artifact(folders[0], arrays)
+    return arrays
+
+
+def _place(name: str) -> tuple[Cell, str]:
+    layer, head, stream = name.split("_")
+    return Cell(int(layer), int(head)), stream
