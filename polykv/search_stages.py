@@ -80,8 +80,8 @@ class SearchRequest:
     out: str
     max_ppl_increase: float | None = 0.01
     budget_bytes: float | None = None
-    margin: float = 0.7
-    min_cosine: float | None = 0.999
+    margin: float = 0.5
+    min_cosine: float | None = 0.9998
     floor_bytes: float = 3
     rate: str = "fixed"
     metric: str = "fisher"

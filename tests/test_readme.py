@@ -221,7 +221,7 @@ def test_a_policy_for_a_budget(workplace):
     # a byte budget takes one trial where a perplexity takes several; tests/search has the loop on a small model
     one = search.replace("--budget-ppl 1% --minimise bytes", "--budget-bytes 4000 --minimise kl")
     assert one != search
-    small = "--sensitivity-passages 1 --select-passages 1 --confirm-passages 6 -q --fail-on never"
+    small = "--gradient-passages 1 --sensitivity-passages 1 --select-passages 1 --confirm-passages 6 -q --fail-on never"
     assert "runs/searched/searched.policy.json" in run(f"{one} {small}", workplace)
     assert "transform_pq" in run(show, workplace)
 

@@ -36,11 +36,11 @@ MINIMISED = ("bytes", "kl")
 @click.option("--budget-bytes", type=float, help="Bytes of codes a token may take, K and V of all layers.")
 @click.option("--minimise", type=click.Choice(MINIMISED), help="bytes with --budget-ppl, kl with --budget-bytes.")
 @click.option(
-    "--margin", default=0.7, show_default=True, help="Share of the PPL budget the KL on split select may use."
+    "--margin", default=0.5, show_default=True, help="Share of the PPL budget the KL on split select may use."
 )
 @click.option(
     "--min-cosine",
-    default="0.999",
+    default="0.9998",
     show_default=True,
     help='A head decodes the values that keep this cosine ("none": all).',
 )

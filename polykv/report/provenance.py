@@ -81,7 +81,8 @@ def _search_command(asked: Mapping[str, Any]) -> str:
         "budget_ppl": None if ppl is None else f"{100 * ppl:g}%",
         **{name: asked[name] for name in ("budget_bytes", "rate", "margin")},
         "min_cosine": "none" if asked["min_cosine"] is None else asked["min_cosine"],
-        **{name: asked[name] for name in _SEARCH_NUMBERS},
+        "unselected": asked.get("unselected_values"),
+        **{name: asked.get(name) for name in _SEARCH_OPTIONS},
         "after_rope": not asked["before_rope"],
         "out": asked["out"],
     }
@@ -91,9 +92,13 @@ def _search_command(asked: Mapping[str, Any]) -> str:
     )
 
 
-_SEARCH_NUMBERS = (
+# Runs of earlier versions lack some of them.
+_SEARCH_OPTIONS = (
+    "metric",
+    "gradient_passages",
     "floor_bytes",
     "select_passages",
+    "sensitivities",
     "sensitivity_passages",
     "confirm_passages",
     "max_passes",

@@ -53,7 +53,7 @@ class SearchSettings:
     metric: str = "fisher"
     gradient_passages: int = 16
     floor_bytes: float = 3
-    min_cosine: float | None = 0.999
+    min_cosine: float | None = 0.9998
     unselected_values: str = MEAN_UNSELECTED
     sensitivities: str = "layers"
     sensitivity_passages: int = 2
@@ -281,7 +281,7 @@ class Search:
         )
 
     def _codec(self, unit: Unit, option: int) -> dict[str, str]:
-        key = f"fit {unit.key} {unit.rate.name} {unit.rate.options[option]!r} {unit.seed} {digest_array(unit.basis.costs)}"
+        key = f"fit {NUMERICS_VERSION} {unit.key} {unit.rate.name} {unit.rate.options[option]!r} {unit.seed} {digest_array(unit.basis.costs)}"
         known = self.ledger.get(key)
         if known is not None and (self.folder / "artifacts" / f"{known['artifact']}.npz").exists():
             return known

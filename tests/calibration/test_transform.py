@@ -97,6 +97,20 @@ def test_more_bytes_are_expected_to_cost_less_and_do():
     assert real[0] > 2 * real[1] > 4 * real[2]
 
 
+@pytest.mark.parametrize("n_bytes", [2, 4, 8])
+def test_decoded_coordinates_vary_as_much_as_what_was_coded(n_bytes):
+    rows = rows_of()
+    basis = fit_basis(rows, np.eye(12))
+    codec = transform_pq_codec(fit_transform_pq(basis, rows, n_bytes))
+    z, decoded = (basis.coordinates(x) for x in (rows, codec.decode(codec.encode(rows))))
+    slopes, energies = (z * decoded).mean(axis=0), (decoded * decoded).mean(axis=0)
+    kept = slopes > 0.6  # below that the gain is bounded
+    assert kept.sum() >= n_bytes
+    np.testing.assert_allclose(energies[kept], 1, atol=0.03)
+    assert (slopes < 1).all()
+    assert slopes[kept].min() < 0.97  # a least squares code would vary by its slope
+
+
 def test_the_metric_moves_bits_to_what_matters():
     rows = np.random.default_rng(0).normal(size=(2000, 8)).astype(np.float32)
     weights = np.array([100.0, 100.0, 1, 1, 1, 1, 1, 1])

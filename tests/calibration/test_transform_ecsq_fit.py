@@ -60,10 +60,9 @@ def test_entropy_and_error_of_a_rounded_gaussian(ratio):
     symbol = np.rint(z / ratio).astype(int)
     share = np.bincount(symbol - symbol.min(), mass)
     share = share[share > 0]
-    shrink = (mass * z * symbol).sum() / max((mass * symbol**2).sum(), 1e-300)
     basis = basis_of_costs([4.0])
     assert expected_bits(basis, 2 * ratio)[0] == pytest.approx(-(share * np.log2(share)).sum(), abs=1e-3)
-    assert expected_cost(basis, 2 * ratio) == pytest.approx(4 * (mass * (z - shrink * symbol) ** 2).sum(), rel=2e-3)
+    assert expected_cost(basis, 2 * ratio) == pytest.approx(4 * (mass * (z - ratio * symbol) ** 2).sum(), rel=2e-3)
 
 
 def test_the_fine_limit_meets_the_sum():
@@ -72,6 +71,16 @@ def test_the_fine_limit_meets_the_sum():
     assert below == pytest.approx(above, abs=1e-6)
     below, above = (expected_cost(basis, 0.05 * side) for side in (1 - 1e-12, 1 + 1e-12))
     assert below == pytest.approx(above, rel=1e-6)
+
+
+def test_the_size_of_vectors_is_kept():
+    """A level is the middle of its step: decoded vectors are not drawn towards the mean, as least squares has it."""
+    rows = rows_of()
+    basis = fit_basis(rows, metric_of())
+    codec = transform_ecsq_codec(fit_transform_ecsq(basis, rows, 1.5 * np.sqrt(basis.costs[0])))
+    first, decoded = (basis.coordinates(x)[:, 0] for x in (rows, codec.decode(codec.encode(rows))))
+    slope = (first @ decoded) / (first @ first)
+    assert slope == pytest.approx(1, abs=0.06)
 
 
 def test_coordinates_that_do_not_vary_or_do_not_matter_are_dropped():

@@ -1,18 +1,28 @@
 """A search in the report: its picture, its tables, its command, with and without a policy found."""
 
+import html
+import re
+import shlex
+from dataclasses import asdict, replace
+
 import pytest
 
+from polykv.cli.search import search, search_request
 from polykv.report.search_front import front_of, search_picture
 from polykv.report_stages import report_stage
 from polykv.schemas import SEARCH, SENSITIVITY
+from polykv.search_stages import SearchRequest
 from polykv.storage.results import write_table
 from polykv.storage.run import RunDirectory
 
-REQUEST = {
-    "store": "captures/mine", "model": "smollm2", "out": "runs/found", "max_ppl_increase": 0.01, "budget_bytes": None,
-    "rate": "fixed", "margin": 0.7, "min_cosine": 0.999, "floor_bytes": 3, "select_passages": 8, "sensitivity_passages": 2,
-    "confirm_passages": 20, "max_passes": 1000, "name": "searched", "seed": 0, "before_rope": True, "corpus": [],
-}  # fmt: skip
+REQUEST = asdict(SearchRequest("captures/mine", "smollm2", "runs/found"))
+# Every option with another value than its default; the last three have no option.
+OTHER = SearchRequest(
+    "captures/mine", "smollm2", "runs/found", max_ppl_increase=0.03, margin=0.5, min_cosine=0.99, floor_bytes=4.5, rate="entropy",
+    metric="output", gradient_passages=5, unselected_values="drop", select_passages=3, sensitivities="heads", sensitivity_passages=4,
+    confirm_passages=6, max_passes=77, before_rope=False, name="other", corpus=("a.txt", "b.txt"), seed=9,
+    sink_tokens=4, recent_window=32, model_cache=None,
+)  # fmt: skip
 
 
 def trial(number, bytes_per_token, kl, best=False):
@@ -44,6 +54,23 @@ def test_the_report_of_a_search_shows_it_and_says_how_to_repeat_it(tmp_path, tri
     assert ("chosen: 7.2×" in page) == trials[2]["is_best"]
     if not trials[2]["is_best"]:
         assert "No policy: no sharing of bytes" in page
+
+
+@pytest.mark.parametrize(
+    "asked", [OTHER, replace(OTHER, max_ppl_increase=None, budget_bytes=2880.0), replace(OTHER, min_cosine=None)]
+)
+def test_the_command_it_shows_asks_for_the_same_search(tmp_path, asked):
+    config = {"kind": "search", "model_id": "tiny"}
+    with RunDirectory.create_or_resume(tmp_path / "run", config) as run:
+        run.record("request", asdict(asked))
+        write_table(run.table_path("search"), SEARCH, TRIALS)
+        write_table(run.table_path("sensitivity"), SENSITIVITY, SENSITIVITIES)
+    page = report_stage(str(tmp_path / "run")).read_text()
+    words = shlex.split(html.unescape(re.search("polykv policy search [^<]*", page)[0]))
+    given = search.make_context("search", words[3:]).params
+    for name in ("fail_on", "dry_run", "as_json", "quiet"):
+        given.pop(name)
+    assert search_request(given.pop("out"), given) == asked
 
 
 def test_the_front_holds_what_nothing_beats():
