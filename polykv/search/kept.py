@@ -23,11 +23,25 @@ from polykv.types import Cell, LayerSpec
 
 # Forward passes that one passage is counted as: its own, and two for each way back.
 PASSES_A_DRAW = 2
+# Of a long passage gradients are taken piece by piece: they cost the square of its length, and what an error
+# costs depends little on how far away the text began.
+GRADIENT_TOKENS = 512
 
 
 def passes_of(config: FisherConfig) -> int:
     """Forward passes that one passage is counted as."""
     return 1 + PASSES_A_DRAW * config.n_draws
+
+
+def gradient_texts(passages: Sequence[np.ndarray], most: int) -> list[np.ndarray]:
+    """At most `most` texts of GRADIENT_TOKENS tokens (all of a shorter passage), evenly from passages [token]."""
+    texts = [
+        token_ids[start : start + GRADIENT_TOKENS]
+        for token_ids in passages
+        for start in range(0, max(1, len(token_ids) - GRADIENT_TOKENS + 1), GRADIENT_TOKENS)
+    ]
+    taken = np.linspace(0, len(texts) - 1, min(most, len(texts))).round().astype(int)
+    return [texts[i] for i in taken]
 
 
 def kept_fisher(

@@ -27,7 +27,7 @@ from polykv.receipts import NUMERICS_VERSION, digest_array, digest_json
 from polykv.rotation import Rotation
 from polykv.search.allocation import Allocation, allocations
 from polykv.search.budgets import head_budget
-from polykv.search.kept import kept_fisher, kept_rotation, passes_of
+from polykv.search.kept import gradient_texts, kept_fisher, kept_rotation, passes_of
 from polykv.search.ledger import Ledger
 from polykv.search.loop import Found, Target, Trial, search_sharing
 from polykv.search.rates import rate_named
@@ -123,11 +123,12 @@ class Search:
             return True
         units = self.settings.units
         config = FisherConfig(units.sink_tokens, units.recent_window, seed=units.seed)
-        passages = _spread_passages(self.store, "calibrate", self.settings.gradient_passages)
-        if not passages:
+        whole = _spread_passages(self.store, "calibrate", self.settings.gradient_passages)
+        if not whole:
             raise InputError(
                 f"{self.store.url} has no whole passage in split calibrate for gradients; use --metric output"
             )
+        passages = gradient_texts(whole, self.settings.gradient_passages)
         done = 0
 
         def count() -> None:

@@ -18,7 +18,7 @@ from polykv.storage.run import RunDirectory
 REQUEST = asdict(SearchRequest("captures/mine", "smollm2", "runs/found"))
 # Every option with another value than its default; the last three have no option.
 OTHER = SearchRequest(
-    "captures/mine", "smollm2", "runs/found", max_ppl_increase=0.03, margin=0.5, min_cosine=0.99, floor_bytes=4.5, rate="entropy",
+    "captures/mine", "smollm2", "runs/found", max_ppl_increase=0.03, margin=0.3, min_cosine=0.99, floor_bytes=4.5, rate="entropy",
     metric="output", gradient_passages=5, unselected_values="drop", select_passages=3, sensitivities="heads", sensitivity_passages=4,
     confirm_passages=6, max_passes=77, before_rope=False, name="other", corpus=("a.txt", "b.txt"), seed=9,
     sink_tokens=4, recent_window=32, model_cache=None,
