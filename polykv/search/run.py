@@ -150,8 +150,8 @@ class Search:
             data = self.store.cell(*cell, "calibrate", with_logits=False)
             turned = None if self.rotations is None else self.rotations[cell.layer]
             self.units += [
-                fit_unit(data, stream, turned, rate, self.settings.units, self._fisher.get((cell, stream)))
-                for stream in STREAMS
+                fit_unit(data, stream, turned, rate, self.settings.units, nats, self.settings.floor_bytes)
+                for stream, nats in ((stream, self._fisher.get((cell, stream))) for stream in STREAMS)
             ]
             tick(done, 0, len(cells))
 
