@@ -298,8 +298,7 @@ class Search:
         known = self.ledger.get(key)
         if known is not None:
             return known
-        n = self.judge.n_passages if n_passages is None else min(n_passages, self.judge.n_passages)
-        if not self._may_take(n):
+        if not self._may_take(self.judge.passes_of(n_passages)):
             return None
         specs = self.judge.specs if only_layer is None else {only_layer: self.judge.specs[only_layer]}
         judged = self.judge.judge(plan_cells(policy, specs, None, self.artifacts), n_passages)
