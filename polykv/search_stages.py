@@ -33,7 +33,7 @@ from polykv.receipts import NUMERICS_VERSION
 from polykv.replay.cost import FLOAT16_BYTES
 from polykv.report.search_front import search_picture
 from polykv.schemas import SEARCH, SENSITIVITY
-from polykv.search.kept import passes_of
+from polykv.search.kept import passes_of, pieces_of
 from polykv.search.loop import Found, Target, Trial
 from polykv.search.rates import rate_named
 from polykv.search.run import Search, SearchSettings
@@ -184,11 +184,13 @@ def prepare_search(request: SearchRequest) -> CaptureStore:
 
 def expected_passes(request: SearchRequest, store: CaptureStore) -> dict[str, int]:
     """About how many forward passes each step takes."""
-    n_places = {"none": 0, "layers": len(store.meta.layers), "heads": len(store.meta.layers) + len(store.meta.cells)}
-    n_gradients = min(request.gradient_passages, len(store.meta.passages("calibrate")))
+    meta, most = store.meta, request.gradient_passages
+    n_places = {"none": 0, "layers": len(meta.layers), "heads": len(meta.layers) + len(meta.cells)}
+    n_streams = 2 * n_places[request.sensitivities]
+    n_gradients = min(most, min(most, len(meta.passages("calibrate"))) * pieces_of(meta.n_tokens))
     return {
         "gradients": n_gradients * passes_of(FisherConfig()) if request.metric == "fisher" else 0,
-        "sensitivities": (2 * n_places[request.sensitivities] + 1) * request.sensitivity_passages,
+        "sensitivities": (n_streams + 1) * request.sensitivity_passages if n_streams else 0,
         "trials": 6 * request.select_passages if request.budget_bytes is None else request.select_passages,
         "verdict": 2 * request.confirm_passages + 5,
     }

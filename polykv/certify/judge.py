@@ -85,6 +85,11 @@ class Judge:
         per_token = n_bytes / (len(asked) * self.n_tokens)
         return Judged(np.array(ratios), np.array(kls), per_token, decoded, visible)
 
+    def passes_of(self, n_passages: int | None = None) -> int:
+        """Forward passes that judging the first n_passages (None: all) would take now, missing baselines included."""
+        asked = range(self.n_passages)[:n_passages]
+        return len(asked) + sum(i not in self._baselines for i in asked)
+
     def _baseline(self, i: int) -> np.ndarray:
         if i not in self._baselines:
             self._baselines[i] = baseline_logits(self._model, self._passages[i], self._queries)

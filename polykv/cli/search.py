@@ -52,7 +52,10 @@ MINIMISED = ("bytes", "kl")
     "--metric", type=click.Choice(METRICS), default="fisher", show_default=True,
     help="What an error costs: by the model's gradients, or by attention outputs and one-layer KLs.",
 )  # fmt: skip
-@click.option("--gradient-passages", default=16, show_default=True, help="Passages of split calibrate for gradients.")
+@click.option(
+    "--gradient-passages", default=16, show_default=True,
+    help="Texts of split calibrate for gradients, passages or 512 tokens of one; each counts as 9 forward passes.",
+)  # fmt: skip
 @click.option(
     "--unselected", "unselected_values", type=click.Choice(UNSELECTED_VALUES), default=MEAN_UNSELECTED, show_default=True,
     help="Values a head does not decode: their weight goes to the mean of all, or is dropped.",
@@ -72,7 +75,7 @@ MINIMISED = ("bytes", "kl")
 @click.option("--reuse", metavar="RUN", help="Another search of this store: what it measured is not measured again.")
 @click.option("--after-rope", is_flag=True, help="Code keys as the cache holds them, RoPE left on.")
 @click.option("--name", default="searched", show_default=True, help="Name of the policy.")
-@click.option("--seed", default=0, show_default=True, help="Seed of the codewords.")
+@click.option("--seed", default=0, show_default=True, help="Seed of the codewords and of the labels of gradients.")
 @click.option("--model-cache", help="Directory for dequantised GGUF weights.")
 @click.option("--out", required=True, help="Run directory; the same command resumes it.")
 @click.option("--fail-on", type=click.Choice(FAIL_ON), default="fail", show_default=True, help="What exits with 1.")

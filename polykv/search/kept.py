@@ -33,12 +33,17 @@ def passes_of(config: FisherConfig) -> int:
     return 1 + PASSES_A_DRAW * config.n_draws
 
 
+def pieces_of(n_tokens: int) -> int:
+    """Texts that gradients may be taken of in one passage."""
+    return max(1, n_tokens // GRADIENT_TOKENS)
+
+
 def gradient_texts(passages: Sequence[np.ndarray], most: int) -> list[np.ndarray]:
     """At most `most` texts of GRADIENT_TOKENS tokens (all of a shorter passage), evenly from passages [token]."""
     texts = [
         token_ids[start : start + GRADIENT_TOKENS]
         for token_ids in passages
-        for start in range(0, max(1, len(token_ids) - GRADIENT_TOKENS + 1), GRADIENT_TOKENS)
+        for start in range(0, GRADIENT_TOKENS * pieces_of(len(token_ids)), GRADIENT_TOKENS)
     ]
     taken = np.linspace(0, len(texts) - 1, min(most, len(texts))).round().astype(int)
     return [texts[i] for i in taken]

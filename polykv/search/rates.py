@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from polykv.calibration.transform import Basis, fit_transform_pq
-from polykv.calibration.transform_ecsq import expected_bits, expected_cost, fit_transform_ecsq
+from polykv.calibration.transform_ecsq import expected_bits, expected_cost, fit_transform_ecsq, step_for_bits
 from polykv.codecs.trained import TrainedCodec
 from polykv.codecs.transform_ecsq import transform_ecsq_codec
 from polykv.codecs.transform_pq import transform_pq_codec
@@ -71,3 +71,11 @@ def rate_named(name: str, in_nats: bool = False) -> Rate:
         raise InputError(f"rate is {name!r}; known: {', '.join(RATES)}")
     rate = RATES[name]
     return replace(rate, options=_NATS_STEPS) if in_nats and rate is ENTROPY else rate
+
+
+def reaching(rate: Rate, basis: Basis) -> Rate:
+    """`rate` for a basis whose costs are beyond its steps: the finest takes a byte a coordinate. FIXED is as it is."""
+    if rate.name != ENTROPY.name or not basis.costs[0] > 0:
+        return rate
+    scale = step_for_bits(basis, _BITS * len(basis.costs)) / rate.options[-1]
+    return replace(rate, options=tuple(step * scale for step in rate.options))

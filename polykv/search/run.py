@@ -150,8 +150,8 @@ class Search:
             data = self.store.cell(*cell, "calibrate", with_logits=False)
             turned = None if self.rotations is None else self.rotations[cell.layer]
             self.units += [
-                fit_unit(data, stream, turned, rate, self.settings.units, self._fisher.get((cell, stream)))
-                for stream in STREAMS
+                fit_unit(data, stream, turned, rate, self.settings.units, nats, self.settings.floor_bytes)
+                for stream, nats in ((stream, self._fisher.get((cell, stream))) for stream in STREAMS)
             ]
             tick(done, 0, len(cells))
 
@@ -298,8 +298,7 @@ class Search:
         known = self.ledger.get(key)
         if known is not None:
             return known
-        n = self.judge.n_passages if n_passages is None else min(n_passages, self.judge.n_passages)
-        if not self._may_take(n):
+        if not self._may_take(self.judge.passes_of(n_passages)):
             return None
         specs = self.judge.specs if only_layer is None else {only_layer: self.judge.specs[only_layer]}
         judged = self.judge.judge(plan_cells(policy, specs, None, self.artifacts), n_passages)

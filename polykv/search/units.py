@@ -16,7 +16,7 @@ from polykv.calibration.transform import Basis, blended_metric, fit_basis, key_m
 from polykv.codecs.registry import build_codec
 from polykv.errors import InputError
 from polykv.rotation import Rotation
-from polykv.search.rates import Arrays, Rate
+from polykv.search.rates import Arrays, Rate, reaching
 from polykv.types import Cell, CellData
 
 # The disturbance that sensitivities are measured with: the same for all units and fitted to none, so
@@ -24,6 +24,8 @@ from polykv.types import Cell, CellData
 DISTURBANCE = {"id": "rotated_scalar", "bits": 2}
 _QUERIES_PER_PASSAGE = 16
 _BYTES_OF_NOTHING = 0.05  # an option that codes nothing still has a place in a stream
+# A stream that costs less when it is dropped costs nothing: squares of such numbers are lost in float32.
+_NO_COST = 1e-20
 
 
 @dataclass(frozen=True)
@@ -56,7 +58,7 @@ class Unit:
 
     sizes, costs [option] float64: bytes a vector, and the squared relative error of the attention
     output (with a Fisher information: nats a predicted token), expected of every option of the rate and
-    corrected by what one of them really did.
+    corrected by what one of them really did; costs are 0 where no error of the stream reaches anything.
     """
 
     cell: Cell
@@ -86,11 +88,14 @@ def fit_unit(
     rate: Rate,
     settings: UnitSettings,
     nats: np.ndarray | None = None,
+    floor_bytes: float = 0.0,
 ) -> Unit:
     """Basis, expectations and proxies of one stream of a cell. `rotation`: undone before keys are coded.
 
     nats [head_dim, head_dim]: the unit's Fisher information (`polykv.certify.fisher`), None: the metric is
-    the output's alone.
+    the output's alone. floor_bytes: what the largest option has to take, where the rate's own are all
+    smaller its steps are made finer. A stream that nothing depends on (every query reaches it within the
+    recent window, or the model drops what is read) is coded by how it varies, at no cost.
 
     Raises InputError for another split than calibrate, or a capture without queries.
     """
@@ -98,15 +103,34 @@ def fit_unit(
         raise InputError(f"codecs are fitted on split calibrate alone, got {data.split!r} of cell {data.cell.key}")
     sample = sample_of_cells([data], stream, settings.sink_tokens, settings.recent_window, _QUERIES_PER_PASSAGE)
     turned = rotation if stream == "key" else None
-    output = key_metric(sample, turned) if stream == "key" else value_metric(sample)
     positions = np.concatenate([np.arange(settings.sink_tokens, length) for length in data.lengths])
     rows = sample.rows if turned is None else turned.undo(sample.rows, positions)
-    basis = fit_basis(rows, output if nats is None else blended_metric(nats, output, rows))
+    metric = _metric(sample, stream, turned, nats, rows)
+    basis = fit_basis(rows, np.eye(rows.shape[1]) if metric is None else metric)
     sizes, costs = _expectations(basis, rows, rate, settings.seed)
+    if metric is None or sizes.max() < floor_bytes:
+        rate = reaching(rate, basis)
+        sizes, costs = _expectations(basis, rows, rate, settings.seed)
+    if metric is None:
+        costs = np.zeros_like(costs)
     disturbed = _disturbed(sample)
     expected = None if nats is None else _expected_kl(sample.rows - disturbed, nats, turned, positions)
     proxies = _proxies(sample, disturbed, expected)
     return Unit(data.cell, stream, rate, basis, rows, sizes, costs, proxies, settings.seed)
+
+
+def _metric(
+    sample: Sample, stream: str, turned: Rotation | None, nats: np.ndarray | None, rows: np.ndarray
+) -> np.ndarray | None:
+    """[head_dim, head_dim] float64: what errors of rows cost, by outputs or with `nats`; None: nothing."""
+    if not any((probe.mask & ~probe.exact).any() for probe in sample.probes):
+        metric = nats
+    else:
+        output = key_metric(sample, turned) if stream == "key" else value_metric(sample)
+        metric = output if nats is None else blended_metric(nats, output, rows)
+    if metric is None or not np.trace(metric) * rows.astype(np.float64).var(axis=0).max() > _NO_COST:
+        return None
+    return metric
 
 
 def _expectations(basis: Basis, rows: np.ndarray, rate: Rate, seed: int) -> tuple[np.ndarray, np.ndarray]:

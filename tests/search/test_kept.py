@@ -1,0 +1,80 @@
+"""What a search measured of its model is read back, bit by bit, wherever it was kept; anything else is measured."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch", reason="needs torch and transformers: make hf")
+
+from polykv.capture.forward import probe_layers  # noqa: E402
+from polykv.certify.fisher import FisherConfig  # noqa: E402
+from polykv.search import kept  # noqa: E402
+from polykv.search.ledger import Ledger  # noqa: E402
+from tests.certify.tiny_certify_models import loaded, tiny, words  # noqa: E402
+
+pytestmark = pytest.mark.hf
+CONFIG = FisherConfig(2, 6, n_draws=1)
+TEXTS = [np.array([int(word) for word in words(24, seed).split()]) for seed in (1, 2)]
+
+
+@pytest.fixture(scope="module")
+def model():
+    return loaded(tiny())
+
+
+def fisher(folder, model, other=None, config=CONFIG, texts=TEXTS, rotations=None, most=99):
+    (folder / "artifacts").mkdir(parents=True, exist_ok=True)
+    folders = [one / "artifacts" for one in (folder, other) if one is not None]
+    ledger = Ledger(folder / "a.jsonl", None if other is None else other / "a.jsonl")
+    asked = []
+    found = kept.kept_fisher(
+        ledger, folders, model, texts, config, rotations, lambda n: n <= most, lambda: asked.append(1)
+    )
+    return found, len(asked)
+
+
+def alike(one, other):
+    return one.keys() == other.keys() and all(np.array_equal(one[place], other[place]) for place in one)
+
+
+def test_gradients_are_taken_once_and_travel_to_who_reuses_them(model, tmp_path):
+    first, taken = fisher(tmp_path / "first", model)
+    assert taken == len(TEXTS)
+    again, taken = fisher(tmp_path / "first", model, most=0)
+    assert taken == 0
+    assert alike(first, again)
+    reused, taken = fisher(tmp_path / "second", model, tmp_path / "first", most=0)
+    assert taken == 0
+    assert alike(first, reused)
+    # the second holds all it rests on
+    (tmp_path / "first").rename(tmp_path / "gone")
+    alone, _ = fisher(tmp_path / "second", model, most=0)
+    assert alike(first, alone)
+
+
+def test_other_questions_and_lost_answers_are_measured(model, tmp_path):
+    run = tmp_path / "run"
+    fisher(run, model)
+    specs, _ = probe_layers(model.model, TEXTS[0][:4])
+    rotations, _ = kept.kept_rotation(Ledger(run / "b.jsonl"), [run / "artifacts"], model, specs, TEXTS[0])
+    others = [
+        {"config": replace(CONFIG, seed=1)}, {"config": replace(CONFIG, recent_window=7)}, {"config": replace(CONFIG, n_draws=2)},
+        {"texts": TEXTS[:1]}, {"texts": TEXTS[::-1]}, {"rotations": rotations},
+    ]  # fmt: skip
+    for asked in others:
+        assert fisher(run, model, most=0, **asked) == (None, 0), asked
+    assert fisher(run, replace(model, weight_digest="1" * 64), most=0) == (None, 0)
+    for path in (run / "artifacts").iterdir():
+        path.unlink()
+    assert fisher(run, model, most=0) == (None, 0)
+    assert fisher(run, model)[1] == len(TEXTS)
+
+
+def test_a_rotation_is_the_same_read_back(model, tmp_path):
+    specs, _ = probe_layers(model.model, TEXTS[0][:4])
+    ledger, folders = Ledger(tmp_path / "a.jsonl"), [tmp_path]
+    first, digest = kept.kept_rotation(ledger, folders, model, specs, TEXTS[0])
+    again, same = kept.kept_rotation(Ledger(tmp_path / "a.jsonl"), folders, replace(model, model=None), specs, TEXTS[0])
+    assert digest == same
+    assert all(np.array_equal(first[layer].frequencies, again[layer].frequencies) for layer in specs)
