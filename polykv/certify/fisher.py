@@ -9,7 +9,7 @@ another expert of a mixture costs more than its gradient knows.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -28,7 +28,8 @@ from polykv.types import STREAMS, Cell, LayerSpec
 # Rows whose distribution over the vocabulary is held as float64 at once.
 _DRAW_ROWS = 64
 
-Metrics = dict[tuple[Cell, str], np.ndarray]
+Place = tuple[Cell, str]
+Disturb = Callable[[np.ndarray], np.ndarray]
 
 
 @dataclass(frozen=True)
@@ -41,44 +42,66 @@ class FisherConfig:
     seed: int = 0
 
 
+@dataclass(frozen=True, eq=False)
+class Fisher:
+    """metrics {(cell, "key" | "value"): [head_dim, head_dim] float64}: M with eᵀMe nats of KL a predicted
+    token, e the error of a coded vector whatever its token. disturbed {the same: nats}: what one given
+    disturbance is expected to cost, each token's error weighed by that token's own gradient (tokens that are
+    attended to most have short values: an error in proportion to them costs far less than M says)."""
+
+    metrics: dict[Place, np.ndarray]
+    disturbed: dict[Place, float]
+
+
 def measured_fisher(
     loaded: LoadedModel,
     passages: Sequence[np.ndarray],
     config: FisherConfig,
     rotations: Mapping[int, Rotation] | None = None,
+    disturb: Disturb = np.zeros_like,
     tick: Callable[[], None] = lambda: None,
-) -> Metrics:
-    """{(cell, "key" | "value"): [head_dim, head_dim] float64}: M with eᵀMe nats of KL a predicted token.
+) -> Fisher:
+    """The Fisher information of every cell's keys and values over `passages`, [token] int64 each.
 
-    e: the error of one coded vector, the same for all tokens in the mean; keys' as they are before
-    RoPE where `rotations` {layer: rotation} are given. passages: [token] int64 each; tick() is called
-    after each. Raises InputError for a passage with no token past sinks and window, NonFiniteError
+    Keys are as they are before RoPE where `rotations` {layer: rotation} are given. disturb: the errors
+    [token, head_dim] of vectors [token, head_dim] as the cache holds them. tick() is called after each
+    passage. Raises InputError for a passage with no token past sinks and window, NonFiniteError
     for a model whose gradients are not finite.
     """
-    totals: Metrics = {}
+    totals = Fisher({}, {})
     first = config.sink_tokens + config.recent_window
     n_scored = 0
     for i, token_ids in enumerate(passages):
         if len(token_ids) <= first:
             raise InputError(f"a passage has {len(token_ids)} tokens, none lies past {first} sinks and recent tokens")
-        for draw in _gradients(loaded.model, token_ids, first, config, (config.seed, i)):
-            for layer, gradients in draw.items():
-                turned = None if rotations is None else rotations[layer]
-                _add(totals, layer, gradients, config.sink_tokens, turned)
+        for draw in _gradients(loaded.model, token_ids, first, config, (config.seed, i), disturb):
+            for place, gradient, errors in draw:
+                turned = None if rotations is None or place[1] == "value" else rotations[place[0].layer]
+                _add(totals, place, gradient[config.sink_tokens :], errors, config.sink_tokens, turned)
             n_scored += len(token_ids) - first
         tick()
-    return {place: total / (2 * n_scored) for place, total in totals.items()}
+    half = 2 * n_scored
+    return Fisher(
+        *({place: total / half for place, total in part.items()} for part in (totals.metrics, totals.disturbed))
+    )
 
 
-def _gradients(model: Any, token_ids: np.ndarray, first: int, config: FisherConfig, seed: tuple[int, int]) -> Any:
-    """Yields, for every draw, {layer: (keys', values' gradient [kv_head, token, head_dim] float32)}."""
+def _gradients(
+    model: Any, token_ids: np.ndarray, first: int, config: FisherConfig, seed: tuple[int, int], disturb: Disturb
+) -> Iterator[list[tuple[Place, np.ndarray, np.ndarray]]]:
+    """Yields, for every draw, (place, gradient [token, head_dim], errors of tokens past the sinks) of all places."""
     torch, _ = hf_modules()
     n_tokens = len(token_ids)
     leaves: dict[int, tuple[Any, Any]] = {}
+    errors: dict[tuple[int, str], list[np.ndarray]] = {}
 
     def attention(module: Any, query: Any, key: Any, value: Any, attention_mask: Any, *args: Any, **kwargs: Any) -> Any:
         spec = layer_rules(layer_index(module), query, key, value, kwargs)
         check_mask(attention_mask, spec, n_tokens)
+        if spec.layer not in leaves:
+            for stream, heads in zip(STREAMS, (key, value), strict=True):
+                rows = to_numpy(heads[0, :, config.sink_tokens :])
+                errors[spec.layer, stream] = [disturb(one) for one in rows]
         leaves[spec.layer] = tuple(torch.zeros_like(one, requires_grad=True) for one in (key, value))
         masks = _masks(torch, spec, n_tokens, config, key.device)
         # scores are computed anew on the way back: a layer's are large, and all layers' would not fit
@@ -101,13 +124,17 @@ def _gradients(model: Any, token_ids: np.ndarray, first: int, config: FisherConf
         check_calls(model, calls)
         log_probabilities = torch.log_softmax(logits.float(), dim=-1)
         rng = np.random.default_rng(seed)
-        wanted = [leaf for layer in sorted(leaves) for leaf in leaves[layer]]
+        streams = [(layer, stream) for layer in sorted(leaves) for stream in STREAMS]
+        wanted = [leaves[layer][STREAMS.index(stream)] for layer, stream in streams]
         for draw in range(config.n_draws):
             labels = _draw(torch, log_probabilities.detach(), rng)
             total = log_probabilities.gather(1, labels).sum()
             found = torch.autograd.grad(total, wanted, retain_graph=draw + 1 < config.n_draws)
-            arrays = [_finite(to_numpy(one[0])) for one in found]
-            yield {layer: (arrays[2 * j], arrays[2 * j + 1]) for j, layer in enumerate(sorted(leaves))}
+            yield [
+                ((Cell(layer, head), stream), rows, errors[layer, stream][head])
+                for (layer, stream), one in zip(streams, found, strict=True)
+                for head, rows in enumerate(_finite(to_numpy(one[0])))
+            ]
 
 
 def _masks(torch: Any, spec: LayerSpec, n_tokens: int, config: FisherConfig, device: Any) -> tuple[Any, Any]:
@@ -154,12 +181,13 @@ def _finite(gradient: np.ndarray) -> np.ndarray:
     return gradient
 
 
-def _add(totals: Metrics, layer: int, gradients: tuple[np.ndarray, np.ndarray], sinks: int, turned: Rotation | None):
-    for stream, heads in zip(STREAMS, gradients, strict=True):
-        for head, rows in enumerate(heads):
-            kept = rows[sinks:]
-            if stream == "key" and turned is not None:
-                # a rotation is orthogonal: the gradient turns back as the key does
-                kept = turned.undo(kept, np.arange(sinks, len(rows)))
-            place, square = (Cell(layer, head), stream), kept.astype(np.float64)
-            totals[place] = totals.get(place, 0.0) + square.T @ square
+def _add(
+    totals: Fisher, place: Place, gradient: np.ndarray, errors: np.ndarray, first: int, turned: Rotation | None
+) -> None:
+    """Take in one draw: gradient and errors [token, head_dim], tokens `first` and later."""
+    along = np.einsum("td,td->t", gradient.astype(np.float64), errors)
+    totals.disturbed[place] = totals.disturbed.get(place, 0.0) + float(along @ along)
+    # a rotation is orthogonal: the gradient turns back as the key does
+    rows = gradient if turned is None else turned.undo(gradient, np.arange(first, first + len(gradient)))
+    rows = rows.astype(np.float64)
+    totals.metrics[place] = totals.metrics.get(place, 0.0) + rows.T @ rows

@@ -9,12 +9,14 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import astuple
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from polykv.capture.models import LoadedModel
-from polykv.certify.fisher import FisherConfig, Metrics, measured_fisher
+from polykv.certify.fisher import Fisher, FisherConfig, Place, measured_fisher
 from polykv.certify.rotation import measured_rotation
+from polykv.codecs.registry import build_codec
 from polykv.receipts import NUMERICS_VERSION, digest_array, digest_json
 from polykv.rotation import Rotation, rotation_from_arrays, rotation_to_arrays
 from polykv.search.ledger import Ledger
@@ -56,23 +58,31 @@ def kept_fisher(
     passages: Sequence[np.ndarray],
     config: FisherConfig,
     rotations: Mapping[int, Rotation] | None,
+    disturbance: Mapping[str, Any],
     allowed: Callable[[int], bool],
     tick: Callable[[], None],
-) -> Metrics | None:
+) -> Fisher | None:
     """`measured_fisher`, or what the ledger says it was; None when `allowed` (passes) says no.
 
-    folders: of artifacts, the search's own first; one found elsewhere is copied to it.
+    disturbance: the codec whose errors are weighed. folders: of artifacts, the search's own first; one found elsewhere is copied to it.
     """
     before_rope = rotations is not None
     about = [NUMERICS_VERSION, loaded.weight_digest, *map(digest_array, passages), *astuple(config), before_rope]
+    about.append(disturbance)
     key = f"fisher {digest_json(about)}"
     known = _kept(ledger, folders, key)
     if known is not None:
-        return {_place(name): matrix for name, matrix in known.items()}
+        return _fisher(known)
     if not allowed(passes_of(config) * len(passages)):
         return None
-    found = measured_fisher(loaded, passages, config, rotations, tick)
-    arrays = {f"{cell.layer}_{cell.kv_head}_{stream}": matrix for (cell, stream), matrix in found.items()}
+
+    def errors_of(vectors: np.ndarray) -> np.ndarray:
+        codec = build_codec(disturbance, vectors.shape[1])
+        return codec.decode(codec.encode(vectors)) - vectors
+
+    found = measured_fisher(loaded, passages, config, rotations, errors_of, tick)
+    arrays = {f"metric_{_name(place)}": matrix for place, matrix in found.metrics.items()}
+    arrays |= {f"disturbed_{_name(place)}": np.array([nats]) for place, nats in found.disturbed.items()}
     ledger.put(key, save_artifact(folders[0], arrays))
     return found
 
@@ -104,6 +114,18 @@ def _kept(ledger: Ledger, folders: Sequence[Path], key: str) -> dict[str, np.nda
     return arrays
 
 
-def _place(name: str) -> tuple[Cell, str]:
-    layer, head, stream = name.split("_")
-    return Cell(int(layer), int(head)), stream
+def _name(place: Place) -> str:
+    cell, stream = place
+    return f"{cell.layer}_{cell.kv_head}_{stream}"
+
+
+def _fisher(arrays: Mapping[str, np.ndarray]) -> Fisher:
+    found = Fisher({}, {})
+    for name, array in arrays.items():
+        part, layer, head, stream = name.split("_")
+        place = Cell(int(layer), int(head)), stream
+        if part == "metric":
+            found.metrics[place] = array
+        else:
+            found.disturbed[place] = float(array[0])
+    return found

@@ -17,7 +17,7 @@ import numpy as np
 from polykv.capture.models import LoadedModel
 from polykv.certify.cells import plan_cells
 from polykv.certify.config import CertifyConfig
-from polykv.certify.fisher import FisherConfig, Metrics
+from polykv.certify.fisher import Fisher, FisherConfig
 from polykv.certify.judge import Judge, Judged
 from polykv.certify.passages import spread_over_documents
 from polykv.codecs.exact import ExactCodec
@@ -91,7 +91,7 @@ class Search:
         self.ledger = Ledger(folder / LEDGER, None if reuse is None else reuse / LEDGER)
         self._artifact_folders = [one / "artifacts" for one in (folder, reuse) if one is not None]
         self._loaded = loaded
-        self._fisher: Metrics = {}
+        self._fisher = Fisher({}, {})
         self.units: list[Unit] = []
         self.budgets: dict[Cell, int | str] = {}
         self.sensitivities: list[Sensitivity] = []
@@ -138,9 +138,17 @@ class Search:
             tick(done, 0, len(passages))
 
         found = kept_fisher(
-            self.ledger, self._artifact_folders, self._loaded, passages, config, self.rotations, self._may_take, count
+            self.ledger,
+            self._artifact_folders,
+            self._loaded,
+            passages,
+            config,
+            self.rotations,
+            DISTURBANCE,
+            self._may_take,
+            count,
         )
-        self._fisher = found or {}
+        self._fisher = found or self._fisher
         return found is not None
 
     def fit_units(self, tick: Tick) -> None:
@@ -149,10 +157,10 @@ class Search:
         for done, cell in enumerate(cells, start=1):
             data = self.store.cell(*cell, "calibrate", with_logits=False)
             turned = None if self.rotations is None else self.rotations[cell.layer]
-            self.units += [
-                fit_unit(data, stream, turned, rate, self.settings.units, nats, self.settings.floor_bytes)
-                for stream, nats in ((stream, self._fisher.get((cell, stream))) for stream in STREAMS)
-            ]
+            for stream in STREAMS:
+                nats, expected = (part.get((cell, stream)) for part in (self._fisher.metrics, self._fisher.disturbed))
+                floor, exact = self.settings.floor_bytes, self.settings.units
+                self.units.append(fit_unit(data, stream, turned, rate, exact, nats, expected, floor))
             tick(done, 0, len(cells))
 
     def find_budgets(self, tick: Tick) -> None:

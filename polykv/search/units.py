@@ -43,7 +43,7 @@ class Proxies:
 
     output_error: mean over queries of (‖Δo‖/‖o‖)²; output_cosine_loss: 1 − mean cosine of the
     attention output; relative_mse: Σ‖error‖² / Σ‖vector‖²; expected_kl: nats a predicted token, by
-    the Fisher information (None: it was not measured).
+    the model's gradients, each token's own (None: they were not taken).
     """
 
     output_error: float
@@ -88,12 +88,13 @@ def fit_unit(
     rate: Rate,
     settings: UnitSettings,
     nats: np.ndarray | None = None,
+    expected_kl: float | None = None,
     floor_bytes: float = 0.0,
 ) -> Unit:
     """Basis, expectations and proxies of one stream of a cell. `rotation`: undone before keys are coded.
 
     nats [head_dim, head_dim]: the unit's Fisher information (`polykv.certify.fisher`), None: the metric is
-    the output's alone. floor_bytes: what the largest option has to take, where the rate's own are all
+    the output's alone. expected_kl: of the same source, for the proxies. floor_bytes: what the largest option has to take, where the rate's own are all
     smaller its steps are made finer. A stream that nothing depends on (every query reaches it within the
     recent window, or the model drops what is read) is coded by how it varies, at no cost.
 
@@ -113,10 +114,7 @@ def fit_unit(
         sizes, costs = _expectations(basis, rows, rate, settings.seed)
     if metric is None:
         costs = np.zeros_like(costs)
-    disturbed = _disturbed(sample)
-    expected = None if nats is None else _expected_kl(sample.rows - disturbed, nats, turned, positions)
-    proxies = _proxies(sample, disturbed, expected)
-    return Unit(data.cell, stream, rate, basis, rows, sizes, costs, proxies, settings.seed)
+    return Unit(data.cell, stream, rate, basis, rows, sizes, costs, _proxies(sample, expected_kl), settings.seed)
 
 
 def _metric(
@@ -154,18 +152,9 @@ def unit_entry(unit: Unit, arrays: Arrays) -> dict[str, str]:
     return {"id": codec.codec_id, "artifact": codec.artifact}
 
 
-def _disturbed(sample: Sample) -> np.ndarray:
+def _proxies(sample: Sample, expected_kl: float | None) -> Proxies:
     codec = build_codec(DISTURBANCE, sample.rows.shape[1])
-    return codec.decode(codec.encode(sample.rows))
-
-
-def _expected_kl(errors: np.ndarray, nats: np.ndarray, turned: Rotation | None, positions: np.ndarray) -> float:
-    """Nats a predicted token of errors [n, head_dim] float32: the mean of eᵀMe over the rows."""
-    seen = (errors if turned is None else turned.undo(errors, positions)).astype(np.float64)
-    return float(np.einsum("nd,nd->n", seen @ nats, seen).mean())
-
-
-def _proxies(sample: Sample, decoded: np.ndarray, expected_kl: float | None) -> Proxies:
+    decoded = codec.decode(codec.encode(sample.rows))
     errors, cosines = [], []
     for probe in sample.probes:
         outputs = probe.outputs_of(decoded)

@@ -64,7 +64,7 @@ def test_a_small_error_costs_what_it_says(architecture, monkeypatch):
     # an error that sends a token to another expert costs more than any gradient knows: let it have all experts
     monkeypatch.setitem(ARCHITECTURES["gpt_oss"][2], "num_experts_per_tok", 4)
     model, ids, size = tiny(architecture), token_ids(5), 3e-3
-    metrics = measured_fisher(loaded(model), [ids], CONFIG)
+    metrics = measured_fisher(loaded(model), [ids], CONFIG).metrics
     rng = np.random.default_rng(0)
     for layer, stream in product((0, 2), STREAMS):
         cell = Cell(layer, 0)
@@ -74,11 +74,27 @@ def test_a_small_error_costs_what_it_says(architecture, monkeypatch):
         assert expected == pytest.approx(measured, rel=0.35), (layer, stream)
 
 
+@pytest.mark.parametrize("stream", STREAMS)
+def test_an_error_in_proportion_to_each_vector_is_weighed_token_by_token(stream):
+    """Tokens differ in size and in how much they matter: the mean of one times the mean of the other is another thing."""
+    model, ids = tiny(), token_ids(5)
+    signs = np.random.default_rng(0).choice([-1.0, 1.0], (8, TOKENS, 1))
+    cell, sizes = Cell(1, 0), np.geomspace(1e-4, 6e-3, TOKENS)[:, None]
+
+    def grown(vectors):
+        return (vectors - vectors + sizes[SINKS:]).astype(np.float64)
+
+    found = measured_fisher(loaded(model), [ids], CONFIG, disturb=grown)
+    noise = np.broadcast_to(sizes, (TOKENS, 16))
+    measured = np.mean([true_kl(model, ids, cell, stream, sign * noise) for sign in signs])
+    assert found.disturbed[cell, stream] == pytest.approx(measured, rel=0.35)
+
+
 def test_directions_before_rope_cost_what_they_say():
     model, ids, size = tiny(), token_ids(5), 3e-3
     specs, _ = probe_layers(model, ids[:4])
     rotations = measured_rotation(loaded(model), specs, ids)
-    metrics = measured_fisher(loaded(model), [ids], CONFIG, rotations)
+    metrics = measured_fisher(loaded(model), [ids], CONFIG, rotations).metrics
     signs = np.random.default_rng(1).choice([-1.0, 1.0], (8, TOKENS, 1))
     for layer in (0, 2):
         sizes, axes = np.linalg.eigh(metrics[Cell(layer, 1), "key"])
@@ -92,8 +108,8 @@ def test_directions_before_rope_cost_what_they_say():
 
 def test_an_exact_window_as_wide_as_a_layers_own_forgives_everything():
     found = measured_fisher(loaded(tiny("gemma2")), [token_ids(5)], replace(CONFIG, recent_window=WINDOW, n_draws=1))
-    assert len(found) == 3 * 2 * 2
-    for (cell, _), metric in found.items():
+    assert len(found.metrics) == len(found.disturbed) == 3 * 2 * 2
+    for (cell, _), metric in found.metrics.items():
         slides = ALTERNATING[cell.layer] == "sliding_attention"
         assert np.array_equal(metric, np.zeros((16, 16))) == slides
 
@@ -101,8 +117,8 @@ def test_an_exact_window_as_wide_as_a_layers_own_forgives_everything():
 def test_it_is_the_same_again_and_another_with_another_seed():
     model, ids, few = tiny(), [token_ids(5), token_ids(6)], replace(CONFIG, n_draws=2)
     first, again, other = (measured_fisher(loaded(model), ids, c) for c in (few, few, replace(few, seed=1)))
-    assert all(np.array_equal(first[place], again[place]) for place in first)
-    assert not np.array_equal(first[Cell(0, 0), "key"], other[Cell(0, 0), "key"])
+    assert all(np.array_equal(first.metrics[place], again.metrics[place]) for place in first.metrics)
+    assert not np.array_equal(first.metrics[Cell(0, 0), "key"], other.metrics[Cell(0, 0), "key"])
 
 
 def test_what_cannot_be_measured_is_refused():

@@ -15,6 +15,7 @@ from tests.certify.tiny_certify_models import loaded, tiny, words  # noqa: E402
 
 pytestmark = pytest.mark.hf
 CONFIG = FisherConfig(2, 6, n_draws=1)
+CODEC = {"id": "rotated_scalar", "bits": 2}
 TEXTS = [np.array([int(word) for word in words(24, seed).split()]) for seed in (1, 2)]
 
 
@@ -23,19 +24,22 @@ def model():
     return loaded(tiny())
 
 
-def fisher(folder, model, other=None, config=CONFIG, texts=TEXTS, rotations=None, most=99):
+def fisher(folder, model, other=None, config=CONFIG, texts=TEXTS, rotations=None, most=99, codec=CODEC):
     (folder / "artifacts").mkdir(parents=True, exist_ok=True)
     folders = [one / "artifacts" for one in (folder, other) if one is not None]
     ledger = Ledger(folder / "a.jsonl", None if other is None else other / "a.jsonl")
     asked = []
     found = kept.kept_fisher(
-        ledger, folders, model, texts, config, rotations, lambda n: n <= most, lambda: asked.append(1)
+        ledger, folders, model, texts, config, rotations, codec, lambda n: n <= most, lambda: asked.append(1)
     )
     return found, len(asked)
 
 
 def alike(one, other):
-    return one.keys() == other.keys() and all(np.array_equal(one[place], other[place]) for place in one)
+    assert one.metrics.keys() == other.metrics.keys()
+    assert all(nats > 0 for nats in one.disturbed.values())
+    same = all(np.array_equal(one.metrics[place], other.metrics[place]) for place in one.metrics)
+    return same and one.disturbed == other.disturbed
 
 
 def test_gradients_are_taken_once_and_travel_to_who_reuses_them(model, tmp_path):
@@ -61,6 +65,7 @@ def test_other_questions_and_lost_answers_are_measured(model, tmp_path):
     others = [
         {"config": replace(CONFIG, seed=1)}, {"config": replace(CONFIG, recent_window=7)}, {"config": replace(CONFIG, n_draws=2)},
         {"texts": TEXTS[:1]}, {"texts": TEXTS[::-1]}, {"rotations": rotations},
+        {"codec": {"id": "rotated_scalar", "bits": 3}},
     ]  # fmt: skip
     for asked in others:
         assert fisher(run, model, most=0, **asked) == (None, 0), asked

@@ -16,7 +16,16 @@ FLOOR = 3.0
 def unit_of(rate, stream="value", nats=None, floor_bytes=FLOOR, **spec):
     if rate.name == ENTROPY.name:
         pytest.importorskip("constriction")
-    return fit_unit(cell("calibrate", range(6), **spec), stream, None, rate, SETTINGS, nats, floor_bytes)
+    return fit_unit(
+        cell("calibrate", range(6), **spec),
+        stream,
+        None,
+        rate,
+        SETTINGS,
+        nats,
+        None if nats is None else float(nats.trace()),
+        floor_bytes,
+    )
 
 
 def error_of(unit, option):
