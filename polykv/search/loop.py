@@ -15,6 +15,8 @@ from polykv.errors import InputError
 
 # Two neighbours closer than this in bytes are one answer.
 CLOSE_ENOUGH = 0.015
+# Of the KL allowed, what a sharing uses that is taken at once: another would save about 1.5 % of its bytes.
+NEAR_ENOUGH = 0.96
 MOST_TRIALS = 9
 _SHOWN = 2.0  # standard errors
 
@@ -89,6 +91,8 @@ def search_sharing(
         trials.append(trial)
         if trial.meets(target):
             high = trial.place
+            if trial.kl >= NEAR_ENOUGH * target.kl:
+                break
         else:
             low = trial.place
         scale = trial.kl / trial.predicted_kl if trial.predicted_kl > 0 and trial.kl > 0 else scale
@@ -96,8 +100,11 @@ def search_sharing(
 
 
 def _next_place(predicted: Sequence[float], wanted: float, low: int, high: int, n_done: int) -> int:
-    """Where the prediction says the target is met, kept inside (low, high); every third step bisects."""
-    if n_done % 3 == 2:
+    """Where the prediction says the target is met, kept inside (low, high); every third step bisects.
+
+    The first of those waits for a sharing that missed the target: halfway to the cheapest one is far off.
+    """
+    if n_done % 3 == 2 and (low >= 0 or n_done > 2):
         return (low + high) // 2
     place = next((i for i, cost in enumerate(predicted) if cost <= wanted), len(predicted) - 1)
     return min(max(place, low + 1), high - 1)

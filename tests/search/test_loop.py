@@ -63,12 +63,20 @@ def test_a_budget_that_everything_meets_finds_the_cheapest():
 
 def test_it_stops_when_the_passes_are_used_up_and_keeps_what_it_has():
     judge, _ = model(2.0)
-    answers = iter([True, True, False])
+    answers = iter([True, False])
     found = search_sharing(
         SIZES, PREDICTED, Target.of_ppl(0.05, 0.7), lambda place: judge(place) if next(answers) else None
     )
     assert not found.complete
-    assert len(found.trials) == 2
+    assert len(found.trials) == 1
+
+
+@pytest.mark.parametrize("factor", [0.5, 1.0, 2.0])
+def test_a_prediction_in_proportion_needs_two_trials(factor):
+    judge, _ = model(factor)
+    found = search_sharing(SIZES, PREDICTED, Target.of_ppl(0.05, 0.7), judge)
+    assert len(found.trials) <= 2
+    assert found.best.kl >= 0.96 * 0.7 * math.log1p(0.05)
 
 
 def test_a_log_ratio_decides_only_when_it_is_beyond_its_noise():
