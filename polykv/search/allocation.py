@@ -50,21 +50,6 @@ def allocations(costs: np.ndarray, sizes: np.ndarray, floor_bytes: float = 0.0) 
     return found
 
 
-def allocate(costs: np.ndarray, sizes: np.ndarray, budget_bytes: float, floor_bytes: float = 0.0) -> Allocation:
-    """The sharing of least cost within `budget_bytes` (sum over units) among those of `allocations`.
-
-    Raises InputError when even the cheapest options are beyond the budget.
-    """
-    found = allocations(costs, sizes, floor_bytes)
-    within = [one for one in found if one.total_bytes <= budget_bytes]
-    if not within:
-        raise InputError(
-            f"the budget of {budget_bytes:,.0f} bytes is below {found[0].total_bytes:,.0f}, what the cheapest options of "
-            f"all {len(found[0].options)} units take at a floor of {floor_bytes:g} bytes each"
-        )
-    return within[-1]
-
-
 def _checked(costs: np.ndarray, sizes: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     costs, sizes = np.asarray(costs, np.float64), np.asarray(sizes, np.float64)
     if costs.shape != sizes.shape or costs.ndim != 2 or 0 in costs.shape:

@@ -7,13 +7,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from polykv.calibration.sample import sample_of_cells, sample_of_rows
-from polykv.codecs.exact import ExactCodec
-from polykv.codecs.uniform import UniformCodec
 from polykv.errors import DimensionMismatch, InputError
-from polykv.search.allocation import allocate, allocations
-from polykv.search.sensitivity import cost_table, output_cost, rank_agreement
-from tests.calibration.gonogo_samples import cell
+from polykv.search.allocation import allocations
+from polykv.search.sensitivity import rank_agreement
 
 
 def tables(seed, units=4, options=4):
@@ -52,17 +48,14 @@ def test_bytes_rise_costs_and_prices_fall_and_the_floor_holds(seed, floor):
 def test_a_sensitive_unit_gets_the_bytes():
     sizes = np.tile([8.0, 16.0, 32.0], (3, 1))
     costs = np.array([[1, 0.25, 0.06], [100, 25, 6], [1, 0.25, 0.06]])
-    found = allocate(costs, sizes, 57)
-    assert found.options.tolist() == [0, 2, 1] or found.options.tolist() == [1, 2, 0]
-    assert found.total_bytes == 56
-    assert allocate(costs, sizes, 1000).options.tolist() == [2, 2, 2]
-    assert allocate(costs, sizes, 50, floor_bytes=16).options.tolist() == [1, 1, 1]
+    found = {one.total_bytes: one.options.tolist() for one in allocations(costs, sizes)}
+    assert found[56] in ([0, 2, 1], [1, 2, 0])
+    assert found[96] == [2, 2, 2]
+    assert allocations(costs, sizes, floor_bytes=16)[0].options.tolist() == [1, 1, 1]
 
 
 def test_what_cannot_be_shared_is_refused():
     costs, sizes = tables(0)
-    with pytest.raises(InputError, match=r"budget of 3 bytes is below .* all 4 units"):
-        allocate(costs, sizes + 1, 3)
     with pytest.raises(InputError, match="unit 0 has no option of 99 bytes or more"):
         allocations(costs, sizes, 99)
     with pytest.raises(DimensionMismatch, match="must both be"):
@@ -72,24 +65,6 @@ def test_what_cannot_be_shared_is_refused():
         wrong[2, 1] = bad
         with pytest.raises(InputError, match="unit 2, option 1"):
             allocations(wrong, sizes)
-
-
-@pytest.mark.parametrize("stream", ["key", "value"])
-def test_costs_fall_with_bits_and_exact_is_free(stream):
-    sample = sample_of_cells([cell("calibrate", range(3))], stream, 4, 8)
-    codecs = [UniformCodec(8, bits=bits, mode="asymmetric") for bits in (2, 4, 8)] + [ExactCodec(8)]
-    costs, sizes = cost_table([sample, sample], [codecs, codecs])
-    assert costs[0, 0] > costs[0, 1] > costs[0, 2] > costs[0, 3]
-    assert costs[0, 3] < 1e-20
-    assert sizes[1].tolist() == [2 + 4, 4 + 4, 8 + 4, 32]
-    np.testing.assert_array_equal(costs[0], costs[1])
-
-
-def test_a_sensitivity_without_queries_is_refused():
-    with pytest.raises(InputError, match="no probes"):
-        output_cost(sample_of_rows(np.ones((4, 8)), None, "rows"), ExactCodec(8))
-    with pytest.raises(DimensionMismatch, match="2 samples, 1 lists"):
-        cost_table([None, None], [[ExactCodec(8)]])
 
 
 def test_rank_agreement_is_of_ranks():
