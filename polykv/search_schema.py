@@ -44,7 +44,7 @@ SENSITIVITY = TableSchema(
             "true_kl",
             "double",
             "nats",
-            "KL with this stream of the layer or head alone coded, by 2-bit rotated scalars",
+            "KL with this stream of the layer or head alone coded, by 3-bit rotated scalars",
         ),
         Column(
             "expected_kl",

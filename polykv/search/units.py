@@ -20,8 +20,9 @@ from polykv.search.rates import Arrays, Rate, reaching
 from polykv.types import Cell, CellData
 
 # The disturbance that sensitivities are measured with: the same for all units and fitted to none, so
-# that what differs is how much a unit matters, not how well a codec suits it.
-DISTURBANCE = {"id": "rotated_scalar", "bits": 2}
+# that what differs is how much a unit matters, not how well a codec suits it. Coarser ones leave the range of errors
+# in which gradients say what they cost.
+DISTURBANCE = {"id": "rotated_scalar", "bits": 3}
 _QUERIES_PER_PASSAGE = 16
 _BYTES_OF_NOTHING = 0.05  # an option that codes nothing still has a place in a stream
 # A stream that costs less when it is dropped costs nothing: squares of such numbers are lost in float32.
