@@ -1,8 +1,8 @@
 """The transform under a codec: coordinates that are independent, in units of what their errors cost.
 
 For one stream of one cell, errors e of coded vectors cost eᵀ M e: M comes from the captured
-attention (no gradient, no model). With C the covariance of the vectors, the eigenvectors of
-M^½ C M^½ are the coordinates, and their eigenvalues what dropping each would cost: a
+attention (no gradient, no model), or half of it from the model's gradients (`blended_metric`). With C
+the covariance of the vectors, the eigenvectors of M^½ C M^½ are the coordinates, and their eigenvalues what dropping each would cost: a
 Karhunen-Loève transform in the metric. `water_level` shares bits out over them (reverse
 water-filling, Cover & Thomas 1991, §10.3.3), `groupings` cuts them into runs of one byte each.
 
@@ -206,8 +206,8 @@ def fit_transform_pq(basis: Basis, rows: np.ndarray, n_bytes: int, seed: int = 0
     """The arrays of a `TransformPqCodec` of `n_bytes` a vector, fitted to rows [n, head_dim].
 
     Codewords are means of their cells, which draws decoded vectors towards the mean; the synthesis gives them back
-    how much they vary (see `_gains`). Transforms and codewords are stored as float16. The same rows and seed give the same bytes. At
-    most 4,096 rows, evenly spaced, are used. Raises InputError when there are fewer than 256.
+    how much they vary (see `_gains`). Transforms and codewords are stored as float16. The same rows and
+    seed give the same bytes. At most 4,096 rows, evenly spaced, are used. Raises InputError when there are fewer than 256.
     """
     if len(rows) < CODEWORDS:
         raise InputError(

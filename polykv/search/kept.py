@@ -64,7 +64,8 @@ def kept_fisher(
 ) -> Fisher | None:
     """`measured_fisher`, or what the ledger says it was; None when `allowed` (passes) says no.
 
-    disturbance: the codec whose errors are weighed. folders: of artifacts, the search's own first; one found elsewhere is copied to it.
+    disturbance: the codec whose errors are weighed. folders: of artifacts, the search's own first; one found
+    elsewhere is copied to it.
     """
     before_rope = rotations is not None
     about = [NUMERICS_VERSION, loaded.weight_digest, *map(digest_array, passages), *astuple(config), before_rope]

@@ -95,8 +95,8 @@ def fit_unit(
     """Basis, expectations and proxies of one stream of a cell. `rotation`: undone before keys are coded.
 
     nats [head_dim, head_dim]: the unit's Fisher information (`polykv.certify.fisher`), None: the metric is
-    the output's alone. expected_kl: of the same source, for the proxies. floor_bytes: what the largest option has to take, where the rate's own are all
-    smaller its steps are made finer. A stream that nothing depends on (every query reaches it within the
+    the output's alone. expected_kl: of the same source, for the proxies. floor_bytes: what the largest
+    option has to take, where the rate's own are all smaller its steps are made finer. A stream that nothing depends on (every query reaches it within the
     recent window, or the model drops what is read) is coded by how it varies, at no cost.
 
     Raises InputError for another split than calibrate, or a capture without queries.

@@ -3,6 +3,7 @@
 import numpy as np
 
 from polykv.attention import attend
+from polykv.replay.head import HeadInputs, exact_token_mask
 from polykv.types import CellData, CellLogits, LayerSpec
 
 
@@ -92,3 +93,15 @@ def slow_head(query, position, keys, values, spec, kept, scores, decoded, exact,
         row = values[token] if token in exact else decoded[token]
         output += weight / total * row.astype(np.float64)
     return output, {t: w / total for t, w in weights.items()}
+
+
+def make_inputs(rng, n_tokens, n_queries, head_dim, value_dim, spec, sinks, window, sink_logit, noise):
+    """HeadInputs of random vectors; `noise` is what the codec does to scores and values."""
+    queries = rng.normal(size=(n_queries, head_dim)).astype(np.float32)
+    keys = rng.normal(size=(n_tokens, head_dim)).astype(np.float32)
+    values = rng.normal(size=(n_tokens, value_dim)).astype(np.float32)
+    positions = np.sort(rng.integers(0, n_tokens, size=n_queries))
+    scores = (queries @ keys.T + noise * rng.normal(size=(n_queries, n_tokens))).astype(np.float32)
+    decoded = (values + noise * rng.normal(size=values.shape)).astype(np.float32)
+    exact = exact_token_mask(positions, n_tokens, spec.sliding_window, sinks, window)
+    return HeadInputs(queries, positions, keys, values, scores, np.zeros(n_queries), decoded, exact, sink_logit)

@@ -8,20 +8,9 @@ from hypothesis import strategies as st
 from polykv.attention import visible_mask
 from polykv.errors import NonFiniteError
 from polykv.ranking import rank_candidates
-from polykv.replay.head import HeadInputs, exact_token_mask, replay_head
+from polykv.replay.head import HeadInputs, replay_head
 from polykv.types import LayerSpec
-from tests.replay.cells import slow_head
-
-
-def make_inputs(rng, n_tokens, n_queries, head_dim, value_dim, spec, sinks, window, sink_logit, noise):
-    queries = rng.normal(size=(n_queries, head_dim)).astype(np.float32)
-    keys = rng.normal(size=(n_tokens, head_dim)).astype(np.float32)
-    values = rng.normal(size=(n_tokens, value_dim)).astype(np.float32)
-    positions = np.sort(rng.integers(0, n_tokens, size=n_queries))
-    scores = (queries @ keys.T + noise * rng.normal(size=(n_queries, n_tokens))).astype(np.float32)
-    decoded = (values + noise * rng.normal(size=values.shape)).astype(np.float32)
-    exact = exact_token_mask(positions, n_tokens, spec.sliding_window, sinks, window)
-    return HeadInputs(queries, positions, keys, values, scores, np.zeros(n_queries), decoded, exact, sink_logit)
+from tests.replay.cells import make_inputs, slow_head
 
 
 @settings(max_examples=60, deadline=None)

@@ -10,10 +10,10 @@ from hypothesis import strategies as st
 from polykv.attention import visible_mask
 from polykv.policy import CompressionPolicy
 from polykv.replay.config import SweepConfig
-from polykv.replay.head import HeadInputs, exact_token_mask, replay_head
+from polykv.replay.head import replay_head
 from polykv.replay.sweep import sweep_cell
 from polykv.types import LayerSpec
-from tests.replay.cells import make_cell, slow_head
+from tests.replay.cells import make_cell, make_inputs, slow_head
 
 BUDGETS = np.array([0, 1, 3, 7, 20, 40])
 INT4 = {"id": "uniform", "bits": 4, "mode": "symmetric", "axis": "vector"}
@@ -21,15 +21,8 @@ INT4 = {"id": "uniform", "bits": 4, "mode": "symmetric", "axis": "vector"}
 
 def sample(seed, n_tokens, spec, sinks, window, sink_logit=None, noise=0.3, n_queries=4, **changes):
     rng = np.random.default_rng(seed)
-    queries = rng.normal(size=(n_queries, spec.head_dim)).astype(np.float32)
-    keys = rng.normal(size=(n_tokens, spec.head_dim)).astype(np.float32)
-    values = rng.normal(size=(n_tokens, spec.value_dim)).astype(np.float32)
-    positions = np.sort(rng.integers(0, n_tokens, size=n_queries))
-    scores = (queries @ keys.T + noise * rng.normal(size=(n_queries, n_tokens))).astype(np.float32)
-    decoded = (values + noise * rng.normal(size=values.shape)).astype(np.float32)
-    exact = exact_token_mask(positions, n_tokens, spec.sliding_window, sinks, window)
-    made = HeadInputs(queries, positions, keys, values, scores, np.zeros(n_queries), decoded, exact, sink_logit, True)
-    return dataclasses.replace(made, **changes)
+    made = make_inputs(rng, n_tokens, n_queries, spec.head_dim, spec.value_dim, spec, sinks, window, sink_logit, noise)
+    return dataclasses.replace(made, **{"fills_unselected": True, **changes})
 
 
 def dropping(inputs):
