@@ -10,7 +10,7 @@ another expert of a mixture costs more than its gradient knows.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -53,37 +53,61 @@ class Fisher:
     disturbed: dict[Place, float]
 
 
+@dataclass(eq=False)
+class FisherSums:
+    """Sums over the first n_passages of what `Fisher` is the mean of (twice that, and n_scored tokens)."""
+
+    n_passages: int = 0
+    n_scored: int = 0
+    metrics: dict[Place, np.ndarray] = field(default_factory=dict)
+    disturbed: dict[Place, float] = field(default_factory=dict)
+
+    def fisher(self) -> Fisher:
+        """Means over the tokens so far."""
+        half = 2 * self.n_scored
+        metrics, disturbed = (
+            {place: total / half for place, total in part.items()} for part in (self.metrics, self.disturbed)
+        )
+        return Fisher(metrics, disturbed)
+
+
 def measured_fisher(
     loaded: LoadedModel,
     passages: Sequence[np.ndarray],
     config: FisherConfig,
     rotations: Mapping[int, Rotation] | None = None,
     disturb: Disturb = np.zeros_like,
-    tick: Callable[[], None] = lambda: None,
 ) -> Fisher:
     """The Fisher information of every cell's keys and values over `passages`, [token] int64 each.
 
     Keys are as they are before RoPE where `rotations` {layer: rotation} are given. disturb: the errors
-    [token, head_dim] of vectors [token, head_dim] as the cache holds them. tick() is called after each
-    passage. Raises InputError for a passage with no token past sinks and window, NonFiniteError
-    for a model whose gradients are not finite.
+    [token, head_dim] of vectors [token, head_dim] as the cache holds them. Raises InputError for a passage with
+    no token past sinks and window, NonFiniteError for a model whose gradients are not finite.
     """
-    totals = Fisher({}, {})
+    sums = FisherSums()
+    for token_ids in passages:
+        add_passage(sums, loaded, token_ids, config, rotations, disturb)
+    return sums.fisher()
+
+
+def add_passage(
+    sums: FisherSums,
+    loaded: LoadedModel,
+    token_ids: np.ndarray,
+    config: FisherConfig,
+    rotations: Mapping[int, Rotation] | None,
+    disturb: Disturb,
+) -> None:
+    """Take in one passage more, as `measured_fisher` does."""
     first = config.sink_tokens + config.recent_window
-    n_scored = 0
-    for i, token_ids in enumerate(passages):
-        if len(token_ids) <= first:
-            raise InputError(f"a passage has {len(token_ids)} tokens, none lies past {first} sinks and recent tokens")
-        for draw in _gradients(loaded.model, token_ids, first, config, (config.seed, i), disturb):
-            for place, gradient, errors in draw:
-                turned = None if rotations is None or place[1] == "value" else rotations[place[0].layer]
-                _add(totals, place, gradient[config.sink_tokens :], errors, config.sink_tokens, turned)
-            n_scored += len(token_ids) - first
-        tick()
-    half = 2 * n_scored
-    return Fisher(
-        *({place: total / half for place, total in part.items()} for part in (totals.metrics, totals.disturbed))
-    )
+    if len(token_ids) <= first:
+        raise InputError(f"a passage has {len(token_ids)} tokens, none lies past {first} sinks and recent tokens")
+    for draw in _gradients(loaded.model, token_ids, first, config, (config.seed, sums.n_passages), disturb):
+        for place, gradient, errors in draw:
+            turned = None if rotations is None or place[1] == "value" else rotations[place[0].layer]
+            _add(sums, place, gradient[config.sink_tokens :], errors, config.sink_tokens, turned)
+        sums.n_scored += len(token_ids) - first
+    sums.n_passages += 1
 
 
 def _gradients(
@@ -182,12 +206,12 @@ def _finite(gradient: np.ndarray) -> np.ndarray:
 
 
 def _add(
-    totals: Fisher, place: Place, gradient: np.ndarray, errors: np.ndarray, first: int, turned: Rotation | None
+    sums: FisherSums, place: Place, gradient: np.ndarray, errors: np.ndarray, first: int, turned: Rotation | None
 ) -> None:
     """Take in one draw: gradient and errors [token, head_dim], tokens `first` and later."""
     along = np.einsum("td,td->t", gradient.astype(np.float64), errors)
-    totals.disturbed[place] = totals.disturbed.get(place, 0.0) + float(along @ along)
+    sums.disturbed[place] = sums.disturbed.get(place, 0.0) + float(along @ along)
     # a rotation is orthogonal: the gradient turns back as the key does
     rows = gradient if turned is None else turned.undo(gradient, np.arange(first, first + len(gradient)))
     rows = rows.astype(np.float64)
-    totals.metrics[place] = totals.metrics.get(place, 0.0) + rows.T @ rows
+    sums.metrics[place] = sums.metrics.get(place, 0.0) + rows.T @ rows

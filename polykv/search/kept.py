@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from polykv.capture.models import LoadedModel
-from polykv.certify.fisher import Fisher, FisherConfig, Place, measured_fisher
+from polykv.certify.fisher import Fisher, FisherConfig, FisherSums, Place, add_passage
 from polykv.certify.rotation import measured_rotation
 from polykv.codecs.registry import build_codec
 from polykv.receipts import NUMERICS_VERSION, digest_array, digest_json
@@ -60,32 +60,38 @@ def kept_fisher(
     rotations: Mapping[int, Rotation] | None,
     disturbance: Mapping[str, Any],
     allowed: Callable[[int], bool],
-    tick: Callable[[], None],
+    tick: Callable[[int], None],
 ) -> Fisher | None:
     """`measured_fisher`, or what the ledger says it was; None when `allowed` (passes) says no.
 
     disturbance: the codec whose errors are weighed. folders: of artifacts, the search's own first; one found
-    elsewhere is copied to it.
+    elsewhere is copied to it. After each passage the sums so far are kept, tick(passages done) is called.
     """
     before_rope = rotations is not None
     about = [NUMERICS_VERSION, loaded.weight_digest, *map(digest_array, passages), *astuple(config), before_rope]
     about.append(disturbance)
-    key = f"fisher {digest_json(about)}"
+    key = f"fisher sums {digest_json(about)}"
     known = _kept(ledger, folders, key)
     if known is not None:
-        return _fisher(known)
-    if not allowed(passes_of(config) * len(passages)):
-        return None
+        return _sums(known).fisher()
 
     def errors_of(vectors: np.ndarray) -> np.ndarray:
         codec = build_codec(disturbance, vectors.shape[1])
         return codec.decode(codec.encode(vectors)) - vectors
 
-    found = measured_fisher(loaded, passages, config, rotations, errors_of, tick)
-    arrays = {f"metric_{_name(place)}": matrix for place, matrix in found.metrics.items()}
-    arrays |= {f"disturbed_{_name(place)}": np.array([nats]) for place, nats in found.disturbed.items()}
-    ledger.put(key, save_artifact(folders[0], arrays))
-    return found
+    sums = _so_far(ledger, folders, key, len(passages))
+    for token_ids in passages[sums.n_passages :]:
+        if not allowed(passes_of(config)):
+            return None
+        add_passage(sums, loaded, token_ids, config, rotations, errors_of)
+        done = sums.n_passages == len(passages)
+        ledger.put(key if done else _part(key, sums.n_passages), save_artifact(folders[0], _arrays(sums)))
+        # the sums before these have served
+        before = ledger.get(_part(key, sums.n_passages - 1))
+        if before is not None:
+            artifact_path(folders[0], before).unlink(missing_ok=True)
+        tick(sums.n_passages)
+    return sums.fisher()
 
 
 def kept_rotation(
@@ -115,18 +121,39 @@ def _kept(ledger: Ledger, folders: Sequence[Path], key: str) -> dict[str, np.nda
     return arrays
 
 
+def _part(key: str, n_passages: int) -> str:
+    return f"{key} after {n_passages}"
+
+
+def _so_far(ledger: Ledger, folders: Sequence[Path], key: str, n_passages: int) -> FisherSums:
+    """Sums over as many of the passages as any folder holds."""
+    for done in range(n_passages - 1, 0, -1):
+        known = _kept(ledger, folders, _part(key, done))
+        if known is not None:
+            return _sums(known)
+    return FisherSums()
+
+
 def _name(place: Place) -> str:
     cell, stream = place
     return f"{cell.layer}_{cell.kv_head}_{stream}"
 
 
-def _fisher(arrays: Mapping[str, np.ndarray]) -> Fisher:
-    found = Fisher({}, {})
+def _arrays(sums: FisherSums) -> dict[str, np.ndarray]:
+    arrays = {f"metric_{_name(place)}": matrix for place, matrix in sums.metrics.items()}
+    arrays |= {f"disturbed_{_name(place)}": np.array([nats]) for place, nats in sums.disturbed.items()}
+    return arrays | {"counts": np.array([sums.n_passages, sums.n_scored])}
+
+
+def _sums(arrays: Mapping[str, np.ndarray]) -> FisherSums:
+    sums = FisherSums(*(int(count) for count in arrays["counts"]))
     for name, array in arrays.items():
+        if name == "counts":
+            continue
         part, layer, head, stream = name.split("_")
         place = Cell(int(layer), int(head)), stream
         if part == "metric":
-            found.metrics[place] = array
+            sums.metrics[place] = array
         else:
-            found.disturbed[place] = float(array[0])
-    return found
+            sums.disturbed[place] = float(array[0])
+    return sums

@@ -129,11 +129,8 @@ class Search:
                 f"{self.store.url} has no whole passage in split calibrate for gradients; use --metric output"
             )
         passages = gradient_texts(whole, self.settings.gradient_passages)
-        done = 0
 
-        def count() -> None:
-            nonlocal done
-            done += 1
+        def count(done: int) -> None:
             self.passes += passes_of(config)
             tick(done, 0, len(passages))
 

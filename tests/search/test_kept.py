@@ -16,7 +16,7 @@ from tests.certify.tiny_certify_models import loaded, tiny, words  # noqa: E402
 pytestmark = pytest.mark.hf
 CONFIG = FisherConfig(2, 6, n_draws=1)
 CODEC = {"id": "rotated_scalar", "bits": 2}
-TEXTS = [np.array([int(word) for word in words(24, seed).split()]) for seed in (1, 2)]
+TEXTS = [np.array([int(word) for word in words(24, seed).split()]) for seed in (1, 2, 3)]
 
 
 @pytest.fixture(scope="module")
@@ -29,9 +29,11 @@ def fisher(folder, model, other=None, config=CONFIG, texts=TEXTS, rotations=None
     folders = [one / "artifacts" for one in (folder, other) if one is not None]
     ledger = Ledger(folder / "a.jsonl", None if other is None else other / "a.jsonl")
     asked = []
-    found = kept.kept_fisher(
-        ledger, folders, model, texts, config, rotations, codec, lambda n: n <= most, lambda: asked.append(1)
-    )
+
+    def allowed(passes):
+        return len(asked) * kept.passes_of(config) + passes <= most
+
+    found = kept.kept_fisher(ledger, folders, model, texts, config, rotations, codec, allowed, asked.append)
     return found, len(asked)
 
 
@@ -55,6 +57,35 @@ def test_gradients_are_taken_once_and_travel_to_who_reuses_them(model, tmp_path)
     (tmp_path / "first").rename(tmp_path / "gone")
     alone, _ = fisher(tmp_path / "second", model, most=0)
     assert alike(first, alone)
+
+
+@pytest.mark.parametrize("texts_a_session", [1, 2])
+def test_stopped_gradients_go_on_where_they_stopped(model, tmp_path, texts_a_session):
+    whole, _ = fisher(tmp_path / "whole", model)
+    most = texts_a_session * kept.passes_of(CONFIG) + 1
+    run, sessions = tmp_path / "run", 0
+    found = None
+    while found is None:
+        found, taken = fisher(run, model, most=most)
+        sessions += 1
+        assert 1 <= taken <= texts_a_session
+    assert sessions == -(-len(TEXTS) // texts_a_session)
+    assert alike(whole, found)
+    # sums on the way are not kept beside the last ones
+    assert len(list((run / "artifacts").iterdir())) == 1
+
+
+def test_gradients_whose_sums_were_lost_are_taken_from_the_last_that_are_there(model, tmp_path):
+    whole, _ = fisher(tmp_path / "whole", model)
+    one_text = kept.passes_of(CONFIG)
+    fisher(tmp_path / "run", model, most=one_text)
+    # another search goes on from there, and leaves the first one's sums alone
+    found, taken = fisher(tmp_path / "other", model, tmp_path / "run")
+    assert (alike(whole, found), taken) == (True, 2)
+    (part,) = (tmp_path / "run" / "artifacts").iterdir()
+    part.unlink()
+    assert fisher(tmp_path / "run", model, most=one_text) == (None, 1)
+    assert fisher(tmp_path / "run", model)[1] == 2
 
 
 def test_other_questions_and_lost_answers_are_measured(model, tmp_path):
