@@ -172,14 +172,26 @@ def prepare_search(request: SearchRequest) -> CaptureStore:
     """Open the store and refuse what cannot be searched, before a model is loaded."""
     refuse_no_place_for_a_run(request.out)
     store = CaptureStore.open(request.store)
-    if request.reuse is not None and RunDirectory.open(request.reuse).config.get("kind") != "search":
-        raise InputError(f"{request.reuse} is no run of a search; there is nothing in it to reuse")
+    if request.reuse is not None:
+        _check_reuse(request.reuse, store)
     for split in ("calibrate", "select"):
         if not store.meta.passages(split):
             raise InputError(f"{store.url} has no passage of split {split}; a search needs calibrate and select")
     if not request.corpus and not store.meta.passages("confirm"):
         raise InputError(f"{store.url} has no passage of split confirm for the verdict; give --corpus FILE")
     return store
+
+
+def _check_reuse(reuse: str, store: CaptureStore) -> None:
+    """Only another search of the same capture has answers to this one's questions."""
+    config = RunDirectory.open(reuse).config
+    if config.get("kind") != "search":
+        raise InputError(f"{reuse} is no run of a search; there is nothing in it to reuse")
+    if config.get("store_digest") != store.digest:
+        raise InputError(
+            f"{reuse} searched the capture with the digest {str(config.get('store_digest'))[:12]}, {store.url} has "
+            f"{store.digest[:12]}: none of its answers holds here; leave --reuse out"
+        )
 
 
 def expected_passes(request: SearchRequest, store: CaptureStore) -> dict[str, int]:
@@ -314,6 +326,8 @@ def _config(request: SearchRequest, store: CaptureStore, loaded: LoadedModel) ->
     plain = asdict(request)
     for name in ("out", "store", "model", "model_cache", "max_passes", "corpus", "reuse"):
         plain.pop(name)
+    if request.metric != "fisher":
+        plain.pop("gradient_passages")
     return {
         "kind": "search",
         "model_id": loaded.model_id,

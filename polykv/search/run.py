@@ -9,7 +9,7 @@ policy = search.policy_at(found.best.place)
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
@@ -213,7 +213,9 @@ class Search:
 
     def judged_at(self, place: int) -> Trial | None:
         """One sharing in the model; None when the passes are used up."""
-        judged = self._judged(self.policy_at(place), None)
+        # a name changes a policy's digest and nothing it does: an answer given under another one holds
+        policy = replace(self.policy_at(place), name=SearchSettings.name)
+        judged = self._judged(policy, None)
         return None if judged is None else self._trial(place, judged)
 
     def _trial(self, place: int, judged: Mapping[str, float]) -> Trial:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from polykv.calibration.sample import Sample, sample_of_cells
+from polykv.calibration.sample import Probe, Sample, sample_of_cells
 from polykv.calibration.transform import Basis, blended_metric, fit_basis, key_metric, value_metric
 from polykv.codecs.registry import build_codec
 from polykv.errors import InputError
@@ -122,7 +122,7 @@ def _metric(
     sample: Sample, stream: str, turned: Rotation | None, nats: np.ndarray | None, rows: np.ndarray
 ) -> np.ndarray | None:
     """[head_dim, head_dim] float64: what errors of rows cost, by outputs or with `nats`; None: nothing."""
-    if not any((probe.mask & ~probe.exact).any() for probe in sample.probes):
+    if not any(_reads_coded(probe).any() for probe in sample.probes):
         metric = nats
     else:
         output = key_metric(sample, turned) if stream == "key" else value_metric(sample)
@@ -130,6 +130,11 @@ def _metric(
     if metric is None or not np.trace(metric) * rows.astype(np.float64).var(axis=0).max() > _NO_COST:
         return None
     return metric
+
+
+def _reads_coded(probe: Probe) -> np.ndarray:
+    """[query] bool: which have an output, and not of exact tokens alone."""
+    return (probe.mask & ~probe.exact).any(axis=1) & (np.linalg.norm(probe.outputs, axis=1) > 0)
 
 
 def _expectations(basis: Basis, rows: np.ndarray, rate: Rate, seed: int) -> tuple[np.ndarray, np.ndarray]:
@@ -165,12 +170,15 @@ def _proxies(sample: Sample, expected_kl: float | None) -> Proxies:
         norms = np.linalg.norm(outputs, axis=1)[seen] * size[seen]
         dots = np.einsum("qd,qd->q", outputs[seen], probe.outputs[seen])
         cosines.append(np.divide(dots, norms, out=np.zeros_like(dots), where=norms > 0))
-    if not any(len(e) for e in errors):
-        raise InputError("no captured query has an attention output other than zero: there is nothing to compare")
     rows = sample.rows.astype(np.float64)
     return Proxies(
-        output_error=float(np.square(np.concatenate(errors)).mean()),
-        output_cosine_loss=float(1 - np.concatenate(cosines).mean()),
+        output_error=_mean(np.square(np.concatenate(errors))),
+        output_cosine_loss=_mean(1 - np.concatenate(cosines)),
         relative_mse=float(np.square(decoded - rows).sum() / max(np.square(rows).sum(), 1e-300)),
         expected_kl=expected_kl,
     )
+
+
+def _mean(losses: np.ndarray) -> float:
+    """0 of none: a pruned head has no output that an error could change."""
+    return float(losses.mean()) if len(losses) else 0.0

@@ -27,22 +27,26 @@ pytestmark = pytest.mark.hf
 TOKENS = 64
 
 
-@pytest.fixture(scope="module")
-def world(tmp_path_factory):
-    """(folder, model) with a capture of 18 passages in folder/store, texts apart for each split."""
-    folder = tmp_path_factory.mktemp("search")
+def captured(folder, model, n_queries=8):
+    """A capture of 24 passages in folder/store, texts apart for each split."""
     corpus = []
     for seed, split in enumerate(("calibrate", "select", "confirm", "confirm")):
         path = folder / f"{split}{seed}.txt"
         ids = np.random.default_rng(seed).integers(3, VOCABULARY, 900)
         path.write_text(" ".join(map(str, ids.tolist())))
         corpus.append(f"{split}:{path}")
-    model = loaded(tiny("llama"))
     config = CaptureConfig(
-        "tiny", tuple(corpus), n_tokens=TOKENS, n_passages=24, n_queries=8, recent_window=8, n_labels=0
+        "tiny", tuple(corpus), n_tokens=TOKENS, n_passages=24, n_queries=n_queries, recent_window=8, n_labels=0
     )
     plan = plan_capture(config, model)
     capture_to_store(plan, CaptureWriter.create(str(folder / "store"), plan.meta))
+
+
+@pytest.fixture(scope="module")
+def world(tmp_path_factory):
+    """(folder, model) with a capture in folder/store."""
+    folder, model = tmp_path_factory.mktemp("search"), loaded(tiny("llama"))
+    captured(folder, model)
     return folder, model
 
 
@@ -125,6 +129,33 @@ def test_another_budget_reuses_what_was_measured(request_of, tmp_path):
     reusing = run_search(request_of(max_ppl_increase=0.4, out=str(tmp_path / "reusing"), reuse=str(first.path)))
     assert reusing.passes < apart.passes
     assert reusing.policy.read_text() == apart.policy.read_text()
+    # under another name nothing is asked again
+    named = run_search(
+        request_of(max_ppl_increase=0.4, out=str(tmp_path / "named"), reuse=str(apart.path), name="mine")
+    )
+    assert named.passes == 0
+    assert named.policy.name == "mine.policy.json"
+
+
+def test_answers_about_another_capture_are_not_reused(request_of, world, tmp_path):
+    first = run_search(request_of(max_passes=4, out=str(tmp_path / "first")))
+    captured(tmp_path, world[1], n_queries=6)
+    with pytest.raises(InputError, match=r"searched the capture .* leave --reuse out"):
+        run_search(request_of(store=str(tmp_path / "store"), reuse=str(first.path)))
+
+
+@pytest.mark.parametrize("metric", ["fisher", "output"])
+def test_a_pruned_head_does_not_end_a_search(request_of, tmp_path, monkeypatch, metric):
+    model = loaded(tiny("llama"))
+    layer = model.model.model.layers[1].self_attn
+    with torch.no_grad():
+        layer.v_proj.weight[: layer.head_dim] = 0
+    monkeypatch.setattr(search_stages, "load_model", lambda *arguments: model)
+    captured(tmp_path, model)
+    outcome = run_search(request_of(store=str(tmp_path / "store"), metric=metric))
+    assert outcome.found.best.meets(outcome.target)
+    policy, _ = load_policy(str(outcome.policy))
+    assert len(policy.cells) == 3 * 2
 
 
 def test_an_entropy_coded_policy_is_found_too(request_of, tmp_path):
