@@ -84,7 +84,7 @@ def write_found_policies(out: str | Path, store: CaptureStore, policies: Sequenc
             save_artifact(run.artifacts, candidate.artifacts(digest))
         if candidate.means:
             digests.append(save_artifact(run.artifacts, means_to_arrays(candidate.means)))
-        path = run.path / policy_file_name(policy)
+        path = run.path / policy_file_name(policy.name)
         if path in written:
             raise InputError(f"policy {policy.name!r} would be written to {path.name}, as another one is: rename it")
         replace(policy, artifacts={digest: f"artifacts/{digest}.npz" for digest in digests}).save(path)

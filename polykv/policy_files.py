@@ -51,11 +51,11 @@ def write_policy(
         found = save_artifact(target, artifacts[digest])
         if found != digest:
             raise PolicyError(f"policy {policy.name!r}: the arrays given for artifact {digest} have the digest {found}")
-    path = folder / policy_file_name(policy)
+    path = folder / policy_file_name(policy.name)
     policy.save(path)
     return path
 
 
-def policy_file_name(policy: CompressionPolicy) -> str:
-    """NAME.policy.json, whatever a file name cannot hold folded to "_"."""
-    return f"{re.sub(r'[^A-Za-z0-9._-]+', '_', policy.name)}.policy.json"
+def policy_file_name(name: str) -> str:
+    """NAME.policy.json of a policy's name, whatever a file name cannot hold folded to "_"."""
+    return f"{re.sub(r'[^A-Za-z0-9._-]+', '_', name)}.policy.json"

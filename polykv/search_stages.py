@@ -12,8 +12,6 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from polykv.capture.corpus import read_corpus
 from polykv.capture.models import LoadedModel, load_model
 from polykv.certify import Budget, CertifyConfig
@@ -30,14 +28,13 @@ from polykv.errors import InputError, MissingExtraError, UnsupportedModelError
 from polykv.policy import MEAN_UNSELECTED, UNSELECTED_VALUES
 from polykv.policy_files import policy_file_name
 from polykv.receipts import NUMERICS_VERSION
-from polykv.replay.cost import FLOAT16_BYTES
 from polykv.report.search_front import search_picture
 from polykv.schemas import SEARCH, SENSITIVITY
 from polykv.search.kept import passes_of, pieces_of
-from polykv.search.loop import Found, Target, Trial
+from polykv.search.loop import Found, Target
 from polykv.search.rates import rate_named
+from polykv.search.rows import proxy_agreement, sensitivity_rows, trial_rows
 from polykv.search.run import Search, SearchSettings
-from polykv.search.sensitivity import rank_agreement
 from polykv.search.units import UnitSettings
 from polykv.storage import CaptureStore
 from polykv.storage.atomic import write_bytes
@@ -47,18 +44,8 @@ from polykv.storage.run import RunDirectory, refuse_no_place_for_a_run
 Tick = Callable[[int, int, int], None]
 Watch = Callable[[str, str], AbstractContextManager[Tick]]
 MOST_FLOOR_BYTES = 32
-PROXIES = ("expected_kl", "output_error", "output_cosine_loss", "relative_mse")
 METRICS = ("fisher", "output")
 SENSITIVITIES = ("layers", "heads", "none")
-# What a proxy's ranks are compared over: (streams, single heads or all of a layer at once).
-PARTS = {
-    "key": (("key",), False),
-    "value": (("value",), False),
-    "pooled": (("key", "value"), False),
-    "key heads": (("key",), True),
-    "value heads": (("value",), True),
-    "pooled heads": (("key", "value"), True),
-}
 
 
 @dataclass(frozen=True)
@@ -284,14 +271,14 @@ def _finish(
     notes: tuple[str, ...],
     watch: Watch,
 ) -> SearchOutcome:
-    rows = [_trial_row(i, trial, found, target, search, run.run_id) for i, trial in enumerate(found.trials)]
+    rows = trial_rows(search, found, target, run.run_id)
     run.record_output(write_table(run.table_path(SEARCH.name), SEARCH, rows))
-    sensitivities = _sensitivity_rows(search, found.best, run.run_id)
+    sensitivities = sensitivity_rows(search, found.best, run.run_id)
     run.record_output(write_table(run.table_path(SENSITIVITY.name), SENSITIVITY, sensitivities))
     policy, certified = None, None
     if found.best is not None:
         chosen = search.policy_at(found.best.place)
-        policy = run.path / policy_file_name(chosen)
+        policy = run.path / policy_file_name(chosen.name)
         chosen.save(policy)
         certified = _certify(request, policy, run, loaded, watch)
     elif found.complete:
@@ -302,7 +289,7 @@ def _finish(
         picture = None if drawn is None else write_bytes(run.path / "search.svg", drawn.encode())
     except MissingExtraError as error:
         notes += (f"no picture: {error}",)
-    agreement = _agreement(sensitivities)
+    agreement = proxy_agreement(sensitivities)
     return SearchOutcome(run.path, policy, found, target, rows, agreement, certified, search.passes, picture, notes)
 
 
@@ -337,66 +324,3 @@ def _config(request: SearchRequest, store: CaptureStore, loaded: LoadedModel) ->
         "corpus": [document.digest for document in read_corpus(request.corpus, "text")] if request.corpus else [],
         "numerics_version": NUMERICS_VERSION,
     }
-
-
-def _trial_row(
-    i: int, trial: Trial, found: Found, target: Target | None, search: Search, run_id: str
-) -> dict[str, Any]:
-    price = search.sharings[trial.place].price
-    float16 = sum(FLOAT16_BYTES * len(unit.basis.mean) for unit in search.units)
-    return {
-        "run_id": run_id,
-        "trial": i,
-        "knob": price if np.isfinite(price) else None,
-        "bytes_per_token": trial.bytes_per_token,
-        "ratio_to_float16": float16 / trial.bytes_per_token,
-        "predicted_kl": trial.predicted_kl,
-        "kl_mean": trial.kl,
-        "log_ratio_mean": trial.log_ratio,
-        "log_ratio_standard_error": trial.log_ratio_error,
-        "ppl_increase": float(np.expm1(trial.log_ratio)),
-        "n_passages": search.judge.n_passages,
-        "meets_budget": True if target is None else trial.meets(target),
-        "is_best": trial == found.best,
-    }
-
-
-def _sensitivity_rows(search: Search, best: Trial | None, run_id: str) -> list[dict[str, Any]]:
-    given = {} if best is None else dict(zip(search.units, search.sharings[best.place].options, strict=True))
-    rows = []
-    for one in search.sensitivities:
-        units = [
-            unit
-            for unit in search.units
-            if (unit.cell.layer, unit.stream) == (one.layer, one.stream) and one.kv_head in (None, unit.cell.kv_head)
-        ]
-        figures = {name: _joined(name, [getattr(unit.proxies, name) for unit in units]) for name in PROXIES}
-        sizes = [unit.sizes[int(given[unit])] for unit in units if unit in given]
-        rows.append(
-            {"run_id": run_id, "layer": one.layer, "kv_head": one.kv_head, "stream": one.stream, "true_kl": one.kl}
-            | figures
-            | {"bytes_per_vector": float(np.mean(sizes)) if sizes else None}
-        )
-    return rows
-
-
-def _agreement(rows: list[dict[str, Any]]) -> dict[str, dict[str, float | None]]:
-    """{proxy: {part: Spearman with the true KL}}, parts in PARTS; None where there is nothing to rank."""
-    found: dict[str, dict[str, float | None]] = {}
-    for proxy in PROXIES:
-        found[proxy] = {}
-        for name, (streams, by_head) in PARTS.items():
-            chosen = [row for row in rows if row["stream"] in streams and (row["kv_head"] is not None) == by_head]
-            known = [(row[proxy], row["true_kl"]) for row in chosen if row[proxy] is not None]
-            try:
-                found[proxy][name] = rank_agreement(*np.array(known, np.float64).reshape(-1, 2).T)
-            except InputError:
-                found[proxy][name] = None
-    return found
-
-
-def _joined(name: str, figures: list[float | None]) -> float | None:
-    """One figure of several heads: nats add up, shares are averaged."""
-    if None in figures:
-        return None
-    return float(np.sum(figures) if name == "expected_kl" else np.mean(figures))

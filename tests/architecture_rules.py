@@ -36,6 +36,7 @@ CALIBRATED_STAGES = CERTIFY_STAGES | {"calibrated_stages"}
 LISTING_STAGES = BASE | {"storage", "stages", "listing_stages"}
 RECEIPT_STAGES = REPLAY | {"storage", "receipt_stages"}
 SEARCH_STAGES = CALIBRATION | CERTIFY_STAGES | {"search", "report", "search_stages"}
+FIT_STAGES = CALIBRATION | {"storage", "policy_files", "fit_stages"}
 POLICY_STAGES = REPLAY | {"storage", "policy_stages"}
 REPORT_STAGES = POLICY | {"storage", "report", "report_stages"}
 TRACKING_STAGES = REPORT_STAGES | {"tracking", "tracking_stages"}
@@ -65,6 +66,7 @@ MAY_IMPORT = {
     "gonogo_stages": GONOGO_STAGES,
     "report_stages": REPORT_STAGES,
     "policy_stages": POLICY_STAGES,
+    "fit_stages": FIT_STAGES,
     "search_stages": SEARCH_STAGES,
     "tracking_stages": TRACKING_STAGES,
     "cli": BASE
@@ -77,6 +79,7 @@ MAY_IMPORT = {
         "report_stages",
         "listing_stages",
         "policy_stages",
+        "fit_stages",
         "search_stages",
         "tracking_stages",
         "storage",

@@ -128,9 +128,11 @@ def test_make_targets_of_the_readme_exist():
 
 @pytest.mark.slow
 def test_policies_and_show(workplace):
-    first, second = section("Policies")
+    first, second, fit, trained = section("Policies")
     run(first + " --serial -q --fail-on never", workplace)
     assert "keys4_values3 holds" in run(second, workplace)
+    assert "runs/vq/residual_vq.policy.json" in run(fit + " -q", workplace)
+    assert "residual_vq" in run(trained + " --serial -q --fail-on never", workplace)
 
 
 def test_receipts(workplace):

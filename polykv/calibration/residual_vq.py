@@ -54,6 +54,14 @@ class ResidualVqSettings:
         if self.metric not in METRICS:
             raise InputError(f"residual VQ: metric is {self.metric!r}; known: {', '.join(METRICS)}")
 
+    def check_rows(self, n_rows: int) -> None:
+        """Raises InputError when so few calibration vectors cannot fit the codewords of a stage."""
+        if n_rows < 2**self.bits:
+            raise InputError(
+                f"{n_rows} calibration vectors cannot fit {2**self.bits} codewords; capture more passages of split "
+                "calibrate, or ask for fewer bits"
+            )
+
 
 def fit_residual_vq(
     rows: np.ndarray, settings: ResidualVqSettings, weights: np.ndarray | None = None
@@ -65,11 +73,7 @@ def fit_residual_vq(
     """
     rows = checked_vectors(rows, np.shape(rows)[1] if np.ndim(rows) == 2 else 0, "rows").astype(np.float64)
     n_words = 2**settings.bits
-    if len(rows) < n_words:
-        raise InputError(
-            f"{len(rows)} calibration vectors cannot fit {n_words} codewords; capture more passages of split "
-            "calibrate, or ask for fewer bits"
-        )
+    settings.check_rows(len(rows))
     weights = np.ones(rows.shape[1]) if weights is None else np.asarray(weights, np.float64)
     if weights.shape != rows.shape[1:] or not (np.isfinite(weights) & (weights > 0)).all():
         raise InputError(f"weights must be {rows.shape[1]} positive numbers, got shape {weights.shape}")

@@ -9,6 +9,7 @@ from typing import Any
 import click
 
 from polykv.cli.console import figure, note, say, say_json, say_table
+from polykv.cli.fit import fit
 from polykv.cli.options import json_option, quiet_option
 from polykv.cli.search import search
 from polykv.errors import InputError
@@ -21,7 +22,7 @@ MAX_CELLS = 60
 
 @click.group()
 def policy() -> None:
-    """Policies: search one for a budget, export one from a run, show a file, print its JSON Schema.
+    """Policies: search one for a budget, train codebooks, export one from a run, show a file, print its JSON Schema.
 
     \b
     polykv policy search captures/mine --model smollm2 --budget-ppl 1% --out runs/searched
@@ -31,6 +32,7 @@ def policy() -> None:
 
 
 policy.add_command(search)
+policy.add_command(fit)
 
 
 @policy.command()

@@ -13,7 +13,6 @@ from polykv.errors import InputError
 from polykv.policy import MEAN_UNSELECTED, UNSELECTED_VALUES
 from polykv.search_stages import (
     METRICS,
-    PARTS,
     SENSITIVITIES,
     SearchOutcome,
     SearchRequest,
@@ -140,7 +139,8 @@ def _say_plan(passes: dict[str, int], as_json: bool) -> None:
 
 
 def _say_search(outcome: SearchOutcome, quiet: bool) -> None:
-    parts = [part for part in PARTS if any(found[part] is not None for found in outcome.agreement.values())]
+    ranked = list(outcome.agreement.values())
+    parts = [part for part in ranked[0] if any(found[part] is not None for found in ranked)]
     if parts:
         say_table("how well cheap proxies rank what matters (Spearman with the true KL of one stream alone)", ["proxy", *parts], [
             [name, *(figure(found[part], ".2f") for part in parts)] for name, found in outcome.agreement.items()

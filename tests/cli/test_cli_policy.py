@@ -8,7 +8,10 @@ import pytest
 
 from polykv.cli import main
 from polykv.policy import CompressionPolicy
+from polykv.policy_files import load_policy
 from tests.report.run_samples import write_run
+
+SAMPLE = str(Path(__file__).parents[2] / "data" / "smollm2-sample")
 
 
 @pytest.fixture(scope="module")
@@ -101,3 +104,26 @@ def test_a_mistake_is_told_in_words(capsys, made, tmp_path, mistake):
     code, out, err = run(capsys, "policy", *(word.format(made=made, tmp=tmp_path) for word in argv))
     assert (code, words in err) == (expected, True), err
     assert out == ""
+
+
+def test_fit_trains_codebooks_that_a_replay_takes(capsys, tmp_path):
+    asked = ("policy", "fit", SAMPLE, "--stages", "2", "--bits", "5", "--layers", "0,29", "--out", str(tmp_path / "vq"))
+    code, out, _ = run(capsys, *asked, "--dry-run")
+    assert code == 0
+    assert "6 cells" in out
+    assert "nothing was computed or written" in out
+    assert not (tmp_path / "vq").exists()
+    code, out, _ = run(capsys, *asked, "--json")
+    told = json.loads(out)
+    assert (code, told["cells"], told["bytes_per_token"]) == (0, 6, 6 * 2 * 2)
+    policy, load = load_policy(told["policy"])
+    assert sorted(policy.cells) == sorted(f"{layer}/{head}" for layer in (0, 29) for head in range(3))
+    books = load(policy.cells["29/0"]["pool"]["key"]["artifact"])["codebooks"]
+    assert books.shape == (2, 32, 64)
+    code, _, err = run(capsys, *asked)
+    assert code == 2
+    assert "exists; give another --out or --name" in err
+    replayed = ("replay", SAMPLE, "--serial", "--layers", "29", "--ks", "8,full", "--policy", told["policy"])
+    code, out, _ = run(capsys, *replayed, "--out", str(tmp_path / "run"), "--fail-on", "never")
+    assert code == 0
+    assert "residual_vq" in out
