@@ -1,4 +1,4 @@
-"""Fitting transform_ecsq: one step for all coordinates, frequency tables from calibration rows.
+"""Fitting transform_ecsq: one step for all coordinates; what neighbours say of a symbol, and how surely, from calibration rows.
 
 basis = fit_basis(rows, metric)
 step = step_for_bits(basis, 120)           # 15 bytes a vector, were the rows Gaussian
@@ -15,13 +15,21 @@ from scipy.special import entr, ndtr
 
 from polykv.calibration.transform import Basis
 from polykv.codecs.base import checked_vectors
-from polykv.codecs.entropy import MOST_SYMBOL, stream_bits, table_places
+from polykv.codecs.entropy import (
+    MOST_SHARE,
+    MOST_SYMBOL,
+    N_WIDTHS,
+    STRIDES,
+    predicted,
+    rounds,
+    table_places,
+    table_weights,
+)
 from polykv.errors import InputError
 
-# Tables are as long as pays for a cell of this many vectors.
-TABLE_TOKENS = 4096
-_LEVELS = (0, 1, 2, 3, 5, 7, 11, 15, 23, 31, 47, 63, 95, 127, 191, 255)
-_MOST_ROWS = 65535  # a count is a uint16
+_MOST_ROWS = 65536
+_BLOCK_TOKENS = 64  # of what the codec has by default
+_MOST_LEVEL = 255
 _LEAST_COST = 1e-12  # of the largest
 _FINE_STEP = 0.05  # in standard deviations; below it the limits of fine steps hold to 1e-6
 _REACH = 10.0  # standard deviations that are summed over
@@ -33,9 +41,9 @@ def fit_transform_ecsq(basis: Basis, rows: np.ndarray, step: float) -> dict[str,
 
     Coordinates whose symbol is 0 in every row are dropped. A level stands for its middle, though least squares would
     have it nearer to the mean: attention sums over many tokens, where errors of either sign cancel and a
-    shrunken size does not (on SmolLM2 the KL at equal bytes is a quarter lower). Transforms are stored as float16. Tables
-    are cut where the escapes they save no longer pay for TABLE_TOKENS vectors. At most 65,535 rows,
-    evenly spaced, are counted. Raises InputError for no rows, or a step that is not above 0 or too
+    shrunken size does not (on SmolLM2 the KL at equal bytes is a quarter lower). Transforms are stored as float16. Rows
+    stand in the order of their tokens, so that neighbours can tell of each other; at most 65,536 of them, in evenly
+    spaced blocks, are counted. Raises InputError for no rows, or a step that is not above 0 or too
     small for symbols of 32 bits.
     """
     rows = checked_vectors(rows, len(basis.mean), "rows")
@@ -43,7 +51,7 @@ def fit_transform_ecsq(basis: Basis, rows: np.ndarray, step: float) -> dict[str,
         raise InputError("no calibration vectors to count symbols of; capture passages of split calibrate")
     analysis, synthesis, scale = _stored_transforms(basis)
     inner = np.float32(_checked_step(step) / scale)
-    used = rows[np.linspace(0, len(rows) - 1, min(len(rows), _MOST_ROWS)).round().astype(np.int64)]
+    used = rows[_spread_blocks(len(rows))]
     mean = basis.mean.astype(np.float32)
     z = (used.astype(np.float64) - mean) @ analysis.T.astype(np.float64) / inner
     if not np.abs(z).max(initial=0.0) <= MOST_SYMBOL:
@@ -57,25 +65,58 @@ def fit_transform_ecsq(basis: Basis, rows: np.ndarray, step: float) -> dict[str,
         "analysis": analysis[kept],
         "synthesis": synthesis[:, kept].astype(np.float16),
         "step": np.array([inner], np.float32),
-        "counts": fit_counts(symbols[:, kept]),
+        **fit_models(symbols[:, kept]),
     }
 
 
-def fit_counts(symbols: np.ndarray) -> np.ndarray:
-    """uint16 [coordinate, 2 · L + 2]: how often each level of symbols [n, coordinate] was seen, and those beyond ± L.
+def fit_models(symbols: np.ndarray) -> dict[str, np.ndarray]:
+    """widths and shares [round, coordinate] uint8 (`polykv.codecs.entropy`) of symbols [n, coordinate] in the order
+    of their tokens: shares of least squares, then the widths that take the fewest bits."""
+    n_columns = symbols.shape[1]
+    shares = np.zeros((len(STRIDES), n_columns), np.uint8)
+    widths = np.zeros((len(STRIDES), n_columns), np.uint8)
+    gathered: list[list[tuple[np.ndarray, np.ndarray, np.ndarray]]] = [[] for _ in STRIDES]
+    for start in range(0, len(symbols), _BLOCK_TOKENS):
+        block = symbols[start : start + _BLOCK_TOKENS]
+        for i, rows, before, behind in rounds(len(block)):
+            gathered[i].append((block[rows], block[before], block[behind]))
+    for i, parts in enumerate(gathered):
+        own, before, behind = (np.concatenate(part) for part in zip(*parts, strict=True))
+        if i > 0:
+            shares[i] = _least_squares_shares(own, before + behind)
+        widths[i] = _cheapest_widths(own, *predicted(before, behind, shares[i].astype(np.int64)))
+    return {"widths": widths, "shares": shares}
 
-    L is the one with which TABLE_TOKENS vectors like these, and the tables, take the fewest bits.
-    """
-    top = int(np.abs(symbols).max(initial=0))
-    best, least = _counted(symbols, 0), math.inf
-    for most in _LEVELS:
-        counts = _counted(symbols, most)
-        total = stream_bits(symbols, counts).sum() / len(symbols) * TABLE_TOKENS + 8 * counts.nbytes
-        if total < least:
-            best, least = counts, total
-        if most >= top:
-            break
-    return best
+
+def _least_squares_shares(own: np.ndarray, around: np.ndarray) -> np.ndarray:
+    """[column] uint8, in 64ths of the neighbours' sum [row, column]."""
+    along = (own.astype(np.float64) * around).sum(axis=0)
+    size = np.square(around.astype(np.float64)).sum(axis=0)
+    return np.rint(np.clip(64 * along / np.maximum(size, 1.0), 0, MOST_SHARE)).astype(np.uint8)
+
+
+def _cheapest_widths(own: np.ndarray, whole: np.ndarray, fraction: np.ndarray) -> np.ndarray:
+    """[column] uint8: indices of the widths under which residuals own − whole [row, column] take the fewest bits."""
+    n_columns = own.shape[1]
+    if not len(own):
+        return np.zeros(n_columns, np.uint8)
+    residuals = np.clip(own - whole, -_MOST_LEVEL, _MOST_LEVEL)
+    most = int(np.abs(residuals).max(initial=1))
+    weights = table_weights(np.arange(N_WIDTHS), most)
+    price = np.log2(weights.sum(axis=-1, keepdims=True)) - np.log2(weights)
+    n_places = weights.shape[1] * weights.shape[2]
+    places = fraction * weights.shape[2] + table_places(residuals, most) + n_places * np.arange(n_columns)
+    seen = np.bincount(places.ravel(), minlength=n_columns * n_places).reshape(n_columns, n_places)
+    return (seen.astype(np.float64) @ price.reshape(N_WIDTHS, -1).T).argmin(axis=1).astype(np.uint8)
+
+
+def _spread_blocks(n_rows: int) -> np.ndarray:
+    """Indices of at most _MOST_ROWS rows: whole blocks, evenly spaced."""
+    if n_rows <= _MOST_ROWS:
+        return np.arange(n_rows)
+    n_blocks = n_rows // _BLOCK_TOKENS
+    blocks = np.linspace(0, n_blocks - 1, _MOST_ROWS // _BLOCK_TOKENS).round().astype(np.int64)
+    return (blocks[:, None] * _BLOCK_TOKENS + np.arange(_BLOCK_TOKENS)).ravel()
 
 
 def expected_bits(basis: Basis, step: float) -> np.ndarray:
@@ -111,13 +152,6 @@ def step_for_bits(basis: Basis, bits: float) -> float:
         if high / low < 1 + 1e-12:
             break
     return math.sqrt(low * high)
-
-
-def _counted(symbols: np.ndarray, most: int) -> np.ndarray:
-    places = table_places(symbols, most)
-    n_places = 2 * most + 2
-    counts = [np.bincount(column, minlength=n_places) for column in places.T]
-    return np.array(counts, np.uint16).reshape(symbols.shape[1], n_places)
 
 
 def _stored_transforms(basis: Basis) -> tuple[np.ndarray, np.ndarray, float]:

@@ -25,7 +25,17 @@ from polykv.codecs.arrays import (
     rows_times,
 )
 from polykv.codecs.base import Codes, checked_vectors
-from polykv.codecs.entropy import MOST_SYMBOL, decode_block, encode_block, table_models
+from polykv.codecs.entropy import (
+    MOST_SHARE,
+    MOST_SYMBOL,
+    N_WIDTHS,
+    STRIDES,
+    BlockModels,
+    block_models,
+    decode_block,
+    encode_block,
+    stream_bits,
+)
 from polykv.codecs.trained import TrainedCodec
 from polykv.errors import CodecError
 from polykv.npz import npz_bytes
@@ -35,14 +45,15 @@ from polykv.receipts import digest_bytes
 @dataclass(frozen=True)
 class TransformEcsqCodec(TrainedCodec):
     """Artifact: mean [head_dim]; analysis [coordinate, head_dim] and synthesis [head_dim, coordinate];
-    step [1]; counts [coordinate, 2 · L + 2] uint16, how often symbols −L … L and those beyond were seen.
+    step [1]; widths and shares [round, coordinate] uint8: how far symbols lie from where their neighbours say, and
+    how much these say, in each round of coding a block (`polykv.codecs.entropy`).
 
     A vector x is coded as round(analysis · (x − mean) / step), decoded as synthesis · (step · symbols)
-    + mean. Codes: words uint32, the bits of blocks of `block_tokens` vectors one after the other
-    (`polykv.codecs.entropy`), and offsets [block + 1] uint32 into them; neither has an axis of
+    + mean. Codes: words uint32, the bits of blocks of `block_tokens` vectors one after the other,
+    and offsets [block + 1] uint32 into them; neither has an axis of
     vectors. Chosen rows are read by decoding the blocks they are in, and nothing else.
 
-    Vectors of a block share their bits, not their values: what a vector decodes to depends on that
+    Vectors of a block share their bits, and help to tell each other's, not their values: what a vector decodes to depends on that
     vector alone, so no query sees a code made from later tokens and `coupled_tokens` is 1. A cache
     that grows keeps the vectors of its last, unfinished block as they are until it is full.
     Encoding and decoding need the extra `entropy` and raise MissingExtraError without it.
@@ -56,18 +67,22 @@ class TransformEcsqCodec(TrainedCodec):
         "analysis": ("coordinate", "head_dim"),
         "synthesis": ("head_dim", "coordinate"),
         "step": ("1",),
-        "counts": ("coordinate", "symbol"),
+        "widths": ("round", "coordinate"),
+        "shares": ("round", "coordinate"),
     }
 
     def __post_init__(self, arrays: Mapping[str, np.ndarray] | None) -> None:
         super().__post_init__(arrays)
         check_at_least(self.codec_id, "block_tokens", self.block_tokens, 1)
-        counts = self.arrays["counts"]
-        if counts.dtype != np.uint16 or counts.shape[1] < 2 or counts.shape[1] % 2:
-            raise CodecError(
-                f"transform_ecsq: counts are {counts.dtype} of {counts.shape[1]} symbols a coordinate, must be uint16 "
-                "of 2 · L + 2 (levels −L … L and an escape)"
-            )
+        for name, limit in (("widths", N_WIDTHS - 1), ("shares", MOST_SHARE)):
+            array = self.arrays[name]
+            if array.dtype != np.uint8 or len(array) != len(STRIDES) or array.max(initial=0) > limit:
+                raise CodecError(
+                    f"transform_ecsq: {name} are {array.dtype} of {len(array)} rounds up to {array.max(initial=0)}, must "
+                    f"be uint8 of {len(STRIDES)} rounds up to {limit}"
+                )
+        if self.arrays["shares"][0].any():
+            raise CodecError("transform_ecsq: shares of the first round must be 0: its tokens have no neighbours yet")
         if not self.step > 0:
             raise CodecError(f"transform_ecsq: step is {self.step}, must be above 0")
 
@@ -83,7 +98,7 @@ class TransformEcsqCodec(TrainedCodec):
     @property
     def n_coordinates(self) -> int:
         """Coordinates that are coded; with 0 every vector decodes to the mean."""
-        return len(self.arrays["counts"])
+        return self.arrays["widths"].shape[1]
 
     def symbols(self, vectors: np.ndarray) -> np.ndarray:
         """int64 [n, coordinate] of vectors [n, head_dim]: what the bits stand for.
@@ -107,9 +122,15 @@ class TransformEcsqCodec(TrainedCodec):
             found[part] = steps.astype(np.int64)
         return found
 
+    def entropy_bytes(self, vectors: np.ndarray) -> float:
+        """What the symbols of vectors [n, head_dim] take by their chances alone: no words to fill, seals and offsets."""
+        symbols, models = self.symbols(vectors), self._models()
+        starts = range(0, len(symbols), self.block_tokens)
+        return sum(float(stream_bits(symbols[i : i + self.block_tokens], models).sum()) for i in starts) / 8
+
     def encode(self, vectors: np.ndarray) -> Codes:
         symbols = self.symbols(vectors)
-        models = table_models(self.arrays["counts"])
+        models = self._models()
         starts = range(0, len(symbols), self.block_tokens)
         blocks = [encode_block(symbols[start : start + self.block_tokens], models) for start in starts]
         offsets = np.array(np.cumsum([0, *map(len, blocks)]), np.uint32)
@@ -120,7 +141,7 @@ class TransformEcsqCodec(TrainedCodec):
         checked_codes(codes, self.head_dim)
         chosen = checked_rows(rows, len(codes))
         words, offsets = self._checked_stream(codes)
-        models = table_models(self.arrays["counts"])
+        models = self._models()
         blocks, place = np.unique(chosen // self.block_tokens, return_inverse=True)
         symbols = np.zeros((len(blocks) * self.block_tokens, self.n_coordinates), np.int64)
         for at, block in enumerate(blocks.tolist()):
@@ -142,8 +163,11 @@ class TransformEcsqCodec(TrainedCodec):
         return codes["words"].nbytes + 4 * self._n_blocks(codes)
 
     def side_nbytes(self) -> int:
-        """Mean, both transforms, step and tables as stored."""
+        """Mean, both transforms, step, widths and shares as stored."""
         return sum(self.arrays[name].nbytes for name in self.array_shapes)
+
+    def _models(self) -> BlockModels:
+        return block_models(self.arrays["widths"], self.arrays["shares"])
 
     def _n_blocks(self, codes: Codes) -> int:
         return -(-len(codes) // self.block_tokens)

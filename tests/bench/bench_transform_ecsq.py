@@ -15,7 +15,6 @@ import numpy as np
 
 from polykv.calibration.transform import MOST_BYTES, fit_basis, fit_transform_pq
 from polykv.calibration.transform_ecsq import expected_cost, fit_transform_ecsq, step_for_bits
-from polykv.codecs.entropy import stream_bits
 from polykv.codecs.transform_ecsq import transform_ecsq_codec
 from polykv.codecs.transform_pq import transform_pq_codec
 
@@ -57,7 +56,7 @@ def main():
     basis = fit_basis(fitted, np.eye(len(mix)))
     step = step_for_bits(basis, options.bits)
     codec = transform_ecsq_codec(fit_transform_ecsq(basis, fitted, step))
-    entropy = stream_bits(codec.symbols(rows), codec.arrays["counts"]).sum() / 8 / len(rows)
+    entropy = codec.entropy_bytes(rows) / len(rows)
     expected = {"expected_cost": float(f"{expected_cost(basis, step):.4g}"), "entropy_bytes": round(float(entropy), 3)}
     print(json.dumps(measured(codec, basis, rows, options.repeats) | expected))
     n_bytes = max(1, min(MOST_BYTES, round(options.bits / 8)))

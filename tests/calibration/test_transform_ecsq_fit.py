@@ -9,11 +9,11 @@ from polykv.calibration.transform import Basis, fit_basis
 from polykv.calibration.transform_ecsq import (
     expected_bits,
     expected_cost,
-    fit_counts,
+    fit_models,
     fit_transform_ecsq,
     step_for_bits,
 )
-from polykv.codecs.entropy import stream_bits
+from polykv.codecs.entropy import table_widths
 from polykv.codecs.transform_ecsq import transform_ecsq_codec
 from polykv.errors import InputError
 
@@ -44,7 +44,7 @@ def test_new_rows_take_the_bits_and_the_cost_that_were_expected(bits):
     codes = codec.encode(rows)
     left = basis.coordinates(codec.decode(codes)) - basis.coordinates(rows)
     assert (np.square(left) @ basis.costs).mean() == pytest.approx(expected_cost(basis, step), rel=0.08)
-    entropy = stream_bits(codec.symbols(rows), codec.arrays["counts"]).sum() / len(rows)
+    entropy = 8 * codec.entropy_bytes(rows) / len(rows)
     assert entropy == pytest.approx(bits, rel=0.04)
     blocks = 63  # a word to round up to and an offset for each
     assert 8 * codec.nbytes(codes) / len(rows) == pytest.approx(entropy + blocks * 48 / len(rows), abs=0.4)
@@ -120,25 +120,48 @@ def test_the_size_of_the_vectors_does_not_matter(size):
     assert np.mean(np.abs(symbols[0]) == np.abs(symbols[1])) > 0.98
 
 
-def test_tables_are_as_long_as_pays():
+def test_widths_and_shares_are_those_of_the_symbols():
+    """Of white noise no neighbour tells; of a slow column those next to a symbol say more than those two away."""
     rng = np.random.default_rng(0)
-    narrow = np.rint(rng.normal(size=(2000, 4)) * 0.5).astype(np.int64)
-    wide = np.rint(rng.normal(size=(2000, 4)) * 40).astype(np.int64)
-    assert fit_counts(narrow).shape[1] <= 8
-    assert fit_counts(wide).shape[1] >= 64
+    white = rng.normal(size=(6400, 2)) * [0.4, 20]
+    slow = np.zeros((6400, 1))
+    for t in range(1, 6400):
+        slow[t] = 0.9 * slow[t - 1] + 4 * rng.normal()
+    fitted = fit_models(np.rint(np.concatenate([white, slow], axis=1)).astype(np.int64))
+    shares, sizes = fitted["shares"], table_widths()[fitted["widths"]]
+    assert (shares[0] == 0).all()
+    assert shares[:, :2].max() <= 3
+    # between two neighbours of correlation r the middle is r / (1 + r²) of their sum
+    assert shares[2, 2] == pytest.approx(64 * 0.9 / (1 + 0.81), abs=1)
+    assert shares[1, 2] == pytest.approx(64 * 0.81 / (1 + 0.81**2), abs=1)
+    np.testing.assert_allclose(sizes[:, 1], 20, rtol=0.15)
+    innovation = 4 / np.sqrt(1 + 0.81)
+    assert sizes[2, 2] == pytest.approx(innovation, rel=0.15)
+    assert sizes[0, 2] > 1.5 * sizes[1, 2] > 1.5 * sizes[2, 2]
+
+
+def test_one_symbol_far_out_does_not_widen_a_column():
+    narrow = np.rint(np.random.default_rng(0).normal(size=(2000, 4)) * 0.5).astype(np.int64)
     one_far = narrow.copy()
-    one_far[7, 2] = 100_000
-    counts = fit_counts(one_far)
-    assert counts.shape[1] <= 8
-    assert counts[2, -1] >= 1
-    assert (counts.sum(axis=1) == 2000).all()
+    one_far[8, 2] = 100_000
+    assert np.abs(fit_models(one_far)["widths"].astype(int) - fit_models(narrow)["widths"]).max() <= 1
 
 
-def test_more_rows_than_a_count_holds_are_thinned():
-    rows = np.zeros((70_000, 2), np.float32)
-    rows[::7] = 1.0
-    arrays = fit_transform_ecsq(fit_basis(rows, np.eye(2)), rows, 1.0)
-    assert (arrays["counts"].astype(int).sum(axis=1) == 65535).all()
+@pytest.mark.parametrize("n", [1, 2, 3])
+def test_few_rows_can_be_fitted(n):
+    rows = rows_of(n=n + 40)[:n]
+    basis = fit_basis(rows_of(), metric_of())
+    codec = transform_ecsq_codec(fit_transform_ecsq(basis, rows, step_for_bits(basis, 40)))
+    codec.decode(codec.encode(rows_of(seed=3, n=70)))
+
+
+def test_of_many_rows_whole_blocks_are_counted():
+    """Every second symbol up, the next down: neighbours tell all, unless rows are taken out between them."""
+    rows = np.zeros((200_000, 2), np.float32)
+    rows[::2] = 1.0
+    fitted = fit_transform_ecsq(fit_basis(rows, np.eye(2)), rows, 0.25)
+    assert (fitted["widths"][1] == 0).all()
+    assert (fitted["shares"][1] == 32).all()
 
 
 @pytest.mark.parametrize(
