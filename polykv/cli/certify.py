@@ -16,7 +16,7 @@ from polykv.certify_stages import (
     run_certification,
 )
 from polykv.cli.console import figure, note, progress, say, say_json, say_table
-from polykv.cli.options import apply
+from polykv.cli.options import apply, split_commas
 from polykv.errors import InputError
 
 FAIL_ON = ("fail", "inconclusive", "never")
@@ -25,7 +25,11 @@ FAIL_ON = ("fail", "inconclusive", "never")
 certify_options = apply(
     click.option("--model", required=True, help="A directory, a .gguf file, smollm2, or a hub id."),
     click.option(
-        "--policy", "policies", multiple=True, required=True, help="A named policy or a .json file; repeatable."
+        "--policy",
+        "policies",
+        multiple=True,
+        required=True,
+        help="Named policies or .json files, with commas; repeatable.",
     ),
     click.option("--corpus", multiple=True, help="Text files, globs or .jsonl to evaluate on; repeatable."),
     click.option(
@@ -83,7 +87,7 @@ def certify_request(asked: dict[str, Any]) -> CertifyRequest:
     """The CertifyRequest of a command's options."""
     return CertifyRequest(
         model=asked["model"],
-        policies=tuple(asked["policies"]),
+        policies=split_commas(asked["policies"]),
         corpus=tuple(asked["corpus"]),
         store=asked["store"],
         config=_config(asked),

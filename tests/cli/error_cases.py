@@ -155,6 +155,8 @@ CASES = {
         Case("certify --policy int8 --corpus {text}", BAD_INPUT, "--model"),
         Case("certify --model m --corpus {text}", BAD_INPUT, "--policy"),
         Case("certify --model m --policy int8", BAD_INPUT, "nothing to evaluate on"),
+        Case("certify --model m --corpus {text} --policy int8,two_teir", BAD_INPUT, "did you mean 'two_tier'?"),
+        Case("certify --model m --corpus {text} --policy ,", BAD_INPUT, "no policy"),
         Case("certify --model m --policy int8 --corpus {nothing}", BAD_INPUT, "matches no file"),
         Case("certify --model m --policy int8 --corpus {text} --passages 0", BAD_INPUT, "must be an integer ≥ 1"),
         Case("certify --model m --policy int8 --corpus {text} --tokens 1", BAD_INPUT, "must be an integer ≥ 8"),
