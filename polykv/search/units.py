@@ -96,14 +96,17 @@ def fit_unit(
 
     nats [head_dim, head_dim]: the unit's Fisher information (`polykv.certify.fisher`), None: the metric is
     the output's alone. expected_kl: of the same source, for the proxies. floor_bytes: what the largest
-    option has to take, where the rate's own are all smaller its steps are made finer. A stream that nothing depends on (every query reaches it within the
-    recent window, or the model drops what is read) is coded by how it varies, at no cost.
+    option has to take, where the rate's own are all smaller its steps are made finer. A stream that nothing
+    depends on (every query reaches it within the recent window, or the model drops what is read) is coded by how
+    it varies, at no cost.
 
     Raises InputError for another split than calibrate, or a capture without queries.
     """
     if data.split != "calibrate":
         raise InputError(f"codecs are fitted on split calibrate alone, got {data.split!r} of cell {data.cell.key}")
     sample = sample_of_cells([data], stream, settings.sink_tokens, settings.recent_window, _QUERIES_PER_PASSAGE)
+    if not sample.probes:
+        raise InputError(f"cell {data.cell.key} has no captured query in split calibrate; capture with --queries")
     turned = rotation if stream == "key" else None
     positions = np.concatenate([np.arange(settings.sink_tokens, length) for length in data.lengths])
     rows = sample.rows if turned is None else turned.undo(sample.rows, positions)

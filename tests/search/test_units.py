@@ -1,8 +1,11 @@
 """What a stream's options are expected to take and cost, and streams that nothing depends on."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
+from polykv.errors import InputError
 from polykv.search.allocation import allocations
 from polykv.search.rates import ENTROPY, FIXED, rate_named
 from polykv.search.units import UnitSettings, fit_unit
@@ -71,3 +74,11 @@ def test_costs_are_in_the_nats_of_the_information(rate, stream):
     assert one.basis.costs.sum() == pytest.approx(1.1 * dropped, rel=0.05)  # METRIC_FLOOR on top
     assert twice.basis.costs == pytest.approx(2 * one.basis.costs)
     assert (np.diff(one.costs) <= 0).all()
+
+
+@pytest.mark.parametrize("stream", STREAMS)
+def test_a_capture_without_queries_is_refused(stream):
+    data = cell("calibrate", range(6))
+    unasked = replace(data, query_position=np.full_like(data.query_position, -1))
+    with pytest.raises(InputError, match="no captured query"):
+        fit_unit(unasked, stream, None, FIXED, SETTINGS)
