@@ -6,6 +6,7 @@ path = run_fit(plan, tick)            # NAME.policy.json, artifacts/DIGEST.npz
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -51,12 +52,8 @@ class FitPlan:
 
 
 def plan_fit(request: FitRequest) -> FitPlan:
-    """Open the store and refuse what cannot be fitted; raises InputError."""
-    path = local_path(request.out) / policy_file_name(request.name)
-    if path.parent.exists() and not path.parent.is_dir():
-        raise InputError(f"{path.parent} is a file; --out must be a folder or not exist yet")
-    if path.exists():
-        raise InputError(f"{path} exists; give another --out or --name, or delete it")
+    """Open the store and refuse what cannot be fitted or written; raises InputError, PolicyError for its name."""
+    _refuse_no_place(local_path(request.out) / policy_file_name(request.name))
     store, settings = CaptureStore.open(request.store), request.settings
     meta = store.meta
     specs = meta.layers if request.layers is None else [meta.layer(layer) for layer in request.layers]
@@ -73,6 +70,20 @@ def plan_fit(request: FitRequest) -> FitPlan:
     books = _FLOAT32_BYTES * settings.stages * 2**settings.bits * width
     cells = tuple(cell for cell, _ in heads)
     return FitPlan(request, store, cells, n_vectors, n_bytes, FLOAT16_BYTES * width / n_bytes, books)
+
+
+def _refuse_no_place(path: Path) -> None:
+    """Raises InputError where no policy's file can be written; writes nothing."""
+    try:
+        if path.exists():
+            raise InputError(f"{path} exists; give another --out or --name, or delete it")
+        there = next(folder for folder in path.parents if folder.exists())
+    except OSError as error:
+        raise InputError(f"{path} cannot be written: {error.strerror}") from error
+    if not there.is_dir():
+        raise InputError(f"{there} is a file; --out must be a folder or not exist yet")
+    if not os.access(there, os.W_OK | os.X_OK):
+        raise InputError(f"{there} may not be written to; give another --out")
 
 
 def run_fit(plan: FitPlan, tick: Tick = lambda done, failed, total: None) -> Path:

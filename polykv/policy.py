@@ -99,10 +99,7 @@ class CompressionPolicy:
     unselected_values: str = DROP_UNSELECTED
 
     def __post_init__(self) -> None:
-        if not isinstance(self.name, str) or not self.name.strip():
-            raise PolicyError("a policy needs a name")
-        if not self.name.isprintable():
-            raise PolicyError(f"policy name {self.name!r} has characters that cannot be printed")
+        check_policy_name(self.name)
         if isinstance(self.seed, bool) or not isinstance(self.seed, int) or not 0 <= self.seed < _SEED_LIMIT:
             raise PolicyError(f"policy {self.name!r}: seed is {self.seed!r}, must be a whole number in [0, 2^64)")
         for name in ("sink_tokens", "recent_window"):
@@ -287,6 +284,14 @@ def _check_candidate_k(value: int | str | None, where: str) -> None:
         return
     if isinstance(value, bool) or not isinstance(value, int) or value < 1:
         raise PolicyError(f'{where}: candidate_k is {value!r}, must be a whole number ≥ 1, "full" or null')
+
+
+def check_policy_name(name: str) -> None:
+    """Raises PolicyError for a name that no policy can have."""
+    if not isinstance(name, str) or not name.strip():
+        raise PolicyError("a policy needs a name")
+    if not name.isprintable():
+        raise PolicyError(f"policy name {name!r} has characters that cannot be printed")
 
 
 def _check_rotation(value: Any, policy: str) -> None:

@@ -9,8 +9,11 @@ from pathlib import Path
 import numpy as np
 
 from polykv.errors import PolicyError
-from polykv.policy import CompressionPolicy
+from polykv.policy import CompressionPolicy, check_policy_name
 from polykv.storage.artifacts import artifact_path, load_artifact, save_artifact
+
+# File systems take 255 bytes; a file that is being written has a longer name for a moment.
+_MOST_NAME_CHARACTERS = 200
 
 Artifacts = Callable[[str], Mapping[str, np.ndarray]]
 
@@ -57,5 +60,14 @@ def write_policy(
 
 
 def policy_file_name(name: str) -> str:
-    """NAME.policy.json of a policy's name, whatever a file name cannot hold folded to "_"."""
-    return f"{re.sub(r'[^A-Za-z0-9._-]+', '_', name)}.policy.json"
+    """NAME.policy.json of a policy's name, whatever a file name cannot hold folded to "_".
+
+    Raises PolicyError for a name that no policy can have, or too long for a file.
+    """
+    check_policy_name(name)
+    folded = re.sub(r"[^A-Za-z0-9._-]+", "_", name)
+    if len(folded) > _MOST_NAME_CHARACTERS:
+        raise PolicyError(
+            f"policy name {name[:20]!r}… has {len(folded)} characters, a file's name can hold {_MOST_NAME_CHARACTERS}"
+        )
+    return f"{folded}.policy.json"

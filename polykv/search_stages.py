@@ -109,6 +109,7 @@ class SearchRequest:
             if getattr(self, name) < 1:
                 raise InputError(f"{name} is {getattr(self, name)}, must be at least 1")
         rate_named(self.rate)
+        policy_file_name(self.name)
         if not 0 < self.floor_bytes <= MOST_FLOOR_BYTES:
             raise InputError(f"floor_bytes is {self.floor_bytes}, must be above 0, at most {MOST_FLOOR_BYTES}")
 

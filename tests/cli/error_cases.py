@@ -210,7 +210,10 @@ CASES = {
         Case("policy fit {store} --out {out} --layers 9", BAD_INPUT, "layer 9 is not in the capture"),
         Case("policy fit {store} --out {out} --sinks 999", BAD_INPUT, "0 calibration vectors cannot fit 256 codewords"),
         Case("policy fit {store} --out {text}", BAD_INPUT, "is a file"),
+        Case("policy fit {store} --out {text}/sub", BAD_INPUT, "is a file"),
         Case("policy fit {store} --out s3://bucket/here", BAD_INPUT, "must be a path"),
+        Case("policy fit {store} --out {out} --dry-run --name ''", BAD_INPUT, "needs a name"),
+        Case(f"policy fit {{store}} --out {{out}} --dry-run --name {'x' * 201}", BAD_INPUT, "can hold 200"),
     ],
     "policy schema": [Case("policy schema more", BAD_INPUT, "unexpected extra argument")],
     "policy search": [
@@ -226,6 +229,7 @@ CASES = {
         Case("policy search {store} --model m --out {out} --min-cosine 2", BAD_INPUT, "must be in (0, 1)"),
         Case("policy search {store} --model m --out {out} --max-passes 0", BAD_INPUT, "must be at least 1"),
         Case("policy search {store} --model m --out {out} --floor-bytes 99", BAD_INPUT, "at most 32"),
+        Case("policy search {store} --model m --out {out} --name ''", BAD_INPUT, "needs a name"),
         Case("policy search {store} --model m --out {out} --reuse {nothing}", BAD_INPUT, "does not exist"),
         Case("policy search {store} --model m --out {out} --reuse {run}", BAD_INPUT, "is no run of a search"),
         Case("policy search {store} --model m --out {out} --rate variable", BAD_INPUT, "known: fixed, entropy"),

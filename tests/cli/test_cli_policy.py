@@ -106,6 +106,13 @@ def test_a_mistake_is_told_in_words(capsys, made, tmp_path, mistake):
     assert out == ""
 
 
+def test_fit_refuses_a_folder_that_cannot_be_written_before_it_fits(capsys, tmp_path, monkeypatch):
+    monkeypatch.setattr("os.access", lambda path, mode: Path(path) != tmp_path)
+    code, out, err = run(capsys, "policy", "fit", SAMPLE, "--layers", "0", "--out", str(tmp_path / "a" / "b"), "--dry-run")  # fmt: skip
+    assert (code, out) == (2, "")
+    assert f"{tmp_path} may not be written to" in err
+
+
 def test_fit_trains_codebooks_that_a_replay_takes(capsys, tmp_path):
     asked = ("policy", "fit", SAMPLE, "--stages", "2", "--bits", "5", "--layers", "0,29", "--out", str(tmp_path / "vq"))
     code, out, _ = run(capsys, *asked, "--dry-run")
