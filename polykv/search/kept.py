@@ -84,12 +84,13 @@ def kept_fisher(
         if not allowed(passes_of(config)):
             return None
         add_passage(sums, loaded, token_ids, config, rotations, errors_of)
-        done = sums.n_passages == len(passages)
-        ledger.put(key if done else _part(key, sums.n_passages), save_artifact(folders[0], _arrays(sums)))
-        # the sums before these have served
-        before = ledger.get(_part(key, sums.n_passages - 1))
-        if before is not None:
-            artifact_path(folders[0], before).unlink(missing_ok=True)
+        complete = sums.n_passages == len(passages)
+        ledger.put(key if complete else _part(key, sums.n_passages), save_artifact(folders[0], _arrays(sums)))
+        # the sums before these have served; of older ones a killed process may have left some
+        for done in range(1, sums.n_passages):
+            before = ledger.get(_part(key, done))
+            if before is not None:
+                artifact_path(folders[0], before).unlink(missing_ok=True)
         tick(sums.n_passages)
     return sums.fisher()
 

@@ -75,6 +75,36 @@ def test_stopped_gradients_go_on_where_they_stopped(model, tmp_path, texts_a_ses
     assert len(list((run / "artifacts").iterdir())) == 1
 
 
+class Killed(Exception):
+    """The process ends here."""
+
+
+@pytest.mark.parametrize("before", ["the ledger's line", "earlier sums are removed"])
+@pytest.mark.parametrize("at", [1, 2, 3])
+def test_killed_gradients_go_on_and_leave_no_sums_behind(model, tmp_path, monkeypatch, before, at):
+    whole, _ = fisher(tmp_path / "whole", model)
+    plain, puts = Ledger.put, []
+
+    def put(ledger, key, value):
+        puts.append(key)
+        if before != "the ledger's line":
+            plain(ledger, key, value)
+        if len(puts) == at:
+            raise Killed
+        return value if before != "the ledger's line" else plain(ledger, key, value)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Ledger, "put", put)
+        with pytest.raises(Killed):
+            fisher(tmp_path / "run", model)
+    found, taken = fisher(tmp_path / "run", model)
+    assert alike(whole, found)
+    assert taken == len(TEXTS) - at + (before == "the ledger's line")
+    left = len(list((tmp_path / "run" / "artifacts").iterdir()))
+    # after its last line nothing more is asked, and the sums before it stay
+    assert left == (2 if taken == 0 else 1)
+
+
 def test_gradients_whose_sums_were_lost_are_taken_from_the_last_that_are_there(model, tmp_path):
     whole, _ = fisher(tmp_path / "whole", model)
     one_text = kept.passes_of(CONFIG)
