@@ -1,4 +1,4 @@
-"""Fitting transform_ecsq: one step for all coordinates; what neighbours say of a symbol, and how surely, from calibration rows.
+"""Fitting transform_ecsq: one step for all coordinates; what neighbours say of a symbol, and how surely, from rows.
 
 basis = fit_basis(rows, metric)
 step = step_for_bits(basis, 120)           # 15 bytes a vector, were the rows Gaussian

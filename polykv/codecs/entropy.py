@@ -1,7 +1,7 @@
 """A block of integers as a bitstream: asymmetric numeral systems, tokens predicted from those around them.
 
-Every fourth row of a block comes first, then the rows in the middle of two of them, then all the rest
-(as pictures of a video are, between pictures already read). A row that lies between two others is expected where a share of
+Every fourth row of a block comes first, then the rows in the middle of two of them, then all the rest (as pictures
+of a video are, between pictures already read). A row that lies between two others is expected where a share of
 their sum lies, column by column; what is left is coded by the chances of a Student t of 8 degrees of freedom, of
 a width for each column and round. Escapes for what lies beyond a table stand right behind its rows: the bit length
 of the rest with the sign, then the bits below the leading one (Exp-Golomb, Teuhola 1978). The coder is `constriction`
@@ -13,7 +13,8 @@ operations and the square root, which IEEE 754 rounds alike everywhere, then rou
 product more. `perfect=True` searches with logarithms, which differ from one mathematics library to the next.
 
 The state starts at 1, not 0: reading a whole block must come back to it, which tells a torn stream
-from a whole one but for a chance of about 2⁻³².
+from a whole one but for a chance of about 2⁻³². It is no checksum: a bit that flipped within an escape's own bits
+changes that value, and nothing tells. Who keeps codes on a disk has to check their digest.
 
 models = block_models(widths, shares)          # both [round, column]
 words = encode_block(symbols, models)          # symbols [n, column] → uint32 words
@@ -70,7 +71,7 @@ class BlockModels:
 
 
 def block_models(widths: np.ndarray, shares: np.ndarray) -> BlockModels:
-    """Models of widths [round, column], below N_WIDTHS, and shares [round, column], at most MOST_SHARE, the first round's 0."""
+    """Models of widths (indices below N_WIDTHS) and shares (at most MOST_SHARE, the first round's 0), [round, column]."""
     widths, shares = widths.astype(np.int64), shares.astype(np.int64)
     most = np.array([table_level(one) for one in widths.max(axis=0)], np.int64)
     groups = []
@@ -138,7 +139,7 @@ def rounds(n_rows: int) -> Iterator[tuple[int, np.ndarray, np.ndarray, np.ndarra
 
 
 def predicted(before: np.ndarray, behind: np.ndarray, shares: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """(whole number, eighths above it + 4), both int64 [row, column]: where symbols [row, column] lie between their neighbours."""
+    """(whole number, eighths above it + 4), both int64 [row, column]: where symbols between neighbours should lie."""
     eighths = (shares * (before + behind) + 4) >> 3
     whole = (eighths + _FRACTIONS // 2) >> 3
     return whole, eighths - _FRACTIONS * whole + _FRACTIONS // 2

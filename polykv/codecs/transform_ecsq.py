@@ -53,9 +53,10 @@ class TransformEcsqCodec(TrainedCodec):
     and offsets [block + 1] uint32 into them; neither has an axis of
     vectors. Chosen rows are read by decoding the blocks they are in, and nothing else.
 
-    Vectors of a block share their bits, and help to tell each other's, not their values: what a vector decodes to depends on that
-    vector alone, so no query sees a code made from later tokens and `coupled_tokens` is 1. A cache
-    that grows keeps the vectors of its last, unfinished block as they are until it is full.
+    Vectors of a block share their bits, and help to tell each other's, not their values: what a vector decodes to
+    depends on that vector alone, so no query sees a code made from later tokens and `coupled_tokens` is 1. A cache
+    that grows keeps the vectors of its last, unfinished block as they are until it is full. Coding a block takes
+    memory in proportion to it and to its widest tables, a few MB at 64 tokens and a GB at some thousands.
     Encoding and decoding need the extra `entropy` and raise MissingExtraError without it.
     """
 
@@ -143,12 +144,13 @@ class TransformEcsqCodec(TrainedCodec):
         words, offsets = self._checked_stream(codes)
         models = self._models()
         blocks, place = np.unique(chosen // self.block_tokens, return_inverse=True)
-        symbols = np.zeros((len(blocks) * self.block_tokens, self.n_coordinates), np.int64)
+        most = min(self.block_tokens, len(codes))  # rows of a block, however long one may be
+        symbols = np.zeros((len(blocks) * most, self.n_coordinates), np.int64)
         for at, block in enumerate(blocks.tolist()):
-            n = min(self.block_tokens, len(codes) - block * self.block_tokens)
-            start = at * self.block_tokens
+            n = min(most, len(codes) - block * self.block_tokens)
+            start = at * most
             symbols[start : start + n] = decode_block(words[offsets[block] : offsets[block + 1]], n, models)
-        z = symbols[place * self.block_tokens + chosen % self.block_tokens] * self.step
+        z = symbols[place * most + chosen % self.block_tokens] * self.step
         turn = np.ascontiguousarray(self.arrays["synthesis"].T.astype(np.float32))
         return rows_times(z.astype(np.float32), turn) + self.arrays["mean"].astype(np.float32)
 

@@ -44,6 +44,15 @@ def test_contract(head_dim, block_tokens, monkeypatch):
         check(codec, codec_contract.Case(codec.config(), rowwise=False))
 
 
+@pytest.mark.parametrize("block_tokens", [2**31, 2**62])
+def test_a_block_longer_than_any_context_takes_the_memory_of_its_rows(block_tokens):
+    codec = transform_ecsq_codec(make_arrays(), block_tokens)
+    rows = bell_rows(10, np.ones(16))
+    whole = transform_ecsq_codec(make_arrays(), 16)
+    np.testing.assert_array_equal(codec.decode(codec.encode(rows), [7, 2]), whole.decode(whole.encode(rows), [7, 2]))
+    assert codec.decode(codec.encode(rows[:0])).shape == (0, 16)
+
+
 def test_a_zero_vector_decodes_to_zero_where_the_mean_is():
     codec = transform_ecsq_codec(make_arrays(mean=0.0))
     assert (codec.decode(codec.encode(np.zeros((3, 16)))) == 0).all()
