@@ -16,6 +16,7 @@ from scipy.special import entr, ndtr
 from polykv.calibration.transform import Basis
 from polykv.codecs.base import checked_vectors
 from polykv.codecs.entropy import (
+    MOST_LEVEL,
     MOST_SHARE,
     MOST_SYMBOL,
     N_WIDTHS,
@@ -25,11 +26,11 @@ from polykv.codecs.entropy import (
     table_places,
     table_weights,
 )
+from polykv.codecs.transform_ecsq import TransformEcsqCodec
 from polykv.errors import InputError
 
 _MOST_ROWS = 65536
-_BLOCK_TOKENS = 64  # of what the codec has by default
-_MOST_LEVEL = 255
+_BLOCK_TOKENS = TransformEcsqCodec.block_tokens
 _LEAST_COST = 1e-12  # of the largest
 _FINE_STEP = 0.05  # in standard deviations; below it the limits of fine steps hold to 1e-6
 _REACH = 10.0  # standard deviations that are summed over
@@ -100,8 +101,8 @@ def _cheapest_widths(own: np.ndarray, whole: np.ndarray, fraction: np.ndarray) -
     n_columns = own.shape[1]
     if not len(own):
         return np.zeros(n_columns, np.uint8)
-    residuals = np.clip(own - whole, -_MOST_LEVEL, _MOST_LEVEL)
-    most = int(np.abs(residuals).max(initial=1))
+    residuals = own - whole
+    most = int(min(np.abs(residuals).max(initial=1), MOST_LEVEL))
     weights = table_weights(np.arange(N_WIDTHS), most)
     price = np.log2(weights.sum(axis=-1, keepdims=True)) - np.log2(weights)
     n_places = weights.shape[1] * weights.shape[2]

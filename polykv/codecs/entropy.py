@@ -40,7 +40,7 @@ N_WIDTHS = 64
 MOST_SHARE = 32  # in 64ths of the neighbours' sum: their mean
 _LEAST_WIDTH, _WIDTH_RATIO = 0.06, 1.15  # in steps
 _FRACTIONS = 8  # a prediction is a whole number of eighths
-_MOST_LEVEL = 255
+MOST_LEVEL = 255  # the largest residual that any table holds
 _UNIT = float(2**20)  # the sum of a table's chances, before each gets one more
 _CLASSES = 66  # bit lengths 1 … 33, two signs
 _LOW_BITS = 15  # a uniform model has at most 2²⁴ values, so remainders go in two parts
@@ -87,7 +87,7 @@ def block_models(widths: np.ndarray, shares: np.ndarray) -> BlockModels:
 def table_level(width: int) -> int:
     """The largest residual that a table of this width (its index) holds: 2ᵏ − 1, beyond four widths where it can be."""
     reach, most = 1 + 4 * table_widths()[width], 3
-    while most < min(reach, _MOST_LEVEL):
+    while most < min(reach, MOST_LEVEL):
         most = 2 * most + 1
     return most
 
@@ -109,7 +109,7 @@ def table_weights(widths: np.ndarray, most: int) -> np.ndarray:
     below = _student_below(x)
     inside = np.rint(_UNIT * (below[..., 1:] - below[..., :-1]))
     beyond = np.rint(_UNIT * (1 - (below[..., -1:] - below[..., :1])))
-    return np.maximum(np.concatenate([inside, beyond], axis=-1), 0) + 1
+    return np.concatenate([inside, beyond], axis=-1) + 1
 
 
 def _student_below(x: np.ndarray) -> np.ndarray:

@@ -13,7 +13,7 @@ from polykv.calibration.transform_ecsq import (
     fit_transform_ecsq,
     step_for_bits,
 )
-from polykv.codecs.entropy import table_widths
+from polykv.codecs.entropy import MOST_SYMBOL, N_WIDTHS, block_models, stream_bits, table_widths
 from polykv.codecs.transform_ecsq import transform_ecsq_codec
 from polykv.errors import InputError
 
@@ -140,6 +140,43 @@ def test_widths_and_shares_are_those_of_the_symbols():
     assert sizes[0, 2] > 1.5 * sizes[1, 2] > 1.5 * sizes[2, 2]
 
 
+@pytest.mark.parametrize("size", [0.2, 0.6, 3, 60, 200])
+def test_no_other_width_takes_fewer_bits(size):
+    rng = np.random.default_rng(0)
+    slow = np.zeros((1920, 2))
+    for t in range(1, len(slow)):
+        slow[t] = 0.8 * slow[t - 1] + size * rng.normal(size=2)
+    symbols = np.rint(slow).astype(np.int64)
+    fitted = fit_models(symbols)
+
+    def bits(widths):
+        models = block_models(widths, fitted["shares"])
+        return sum(stream_bits(symbols[i : i + 64], models) for i in range(0, len(symbols), 64))
+
+    own = bits(fitted["widths"])
+    for i in range(3):
+        others = []
+        for width in {int(w) + by for w in fitted["widths"][i] for by in range(-5, 6)} & set(range(N_WIDTHS)):
+            widths = fitted["widths"].copy()
+            widths[i] = width
+            others.append(bits(widths))
+        assert (own <= 1.002 * np.min(others, axis=0)).all(), (i, own, np.min(others, axis=0))
+
+
+def test_neighbours_of_the_other_sign_have_no_share():
+    symbols = np.where(np.arange(640) % 2 == 0, 10, -10)[:, None]
+    assert fit_models(symbols)["shares"][:, 0].tolist() == [0, 32, 0]
+
+
+def test_shares_of_the_largest_symbols_are_those_of_small_ones():
+    rng = np.random.default_rng(0)
+    white = rng.integers(-MOST_SYMBOL, MOST_SYMBOL, (640, 3))
+    large = np.concatenate([white, np.full((640, 1), MOST_SYMBOL), (white[:, :1] + 3 * MOST_SYMBOL) // 4], axis=1)
+    shares = fit_models(large)["shares"]
+    assert (np.abs(shares.astype(int) - fit_models(large >> 16)["shares"]) <= 1).all()
+    assert shares[1, 3] == 32
+
+
 def test_one_symbol_far_out_does_not_widen_a_column():
     narrow = np.rint(np.random.default_rng(0).normal(size=(2000, 4)) * 0.5).astype(np.int64)
     one_far = narrow.copy()
@@ -162,6 +199,12 @@ def test_of_many_rows_whole_blocks_are_counted():
     fitted = fit_transform_ecsq(fit_basis(rows, np.eye(2)), rows, 0.25)
     assert (fitted["widths"][1] == 0).all()
     assert (fitted["shares"][1] == 32).all()
+
+
+def test_of_many_rows_the_last_count_too():
+    rows = np.zeros((200_000, 2), np.float32)
+    rows[150_000:] = np.random.default_rng(0).normal(size=(50_000, 2))
+    assert fit_transform_ecsq(fit_basis(rows, np.eye(2)), rows, 0.25)["widths"].shape == (3, 2)
 
 
 @pytest.mark.parametrize(

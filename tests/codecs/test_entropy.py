@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from polykv.codecs.entropy import (
+    MOST_LEVEL,
     MOST_SYMBOL,
     N_WIDTHS,
     block_models,
@@ -92,6 +93,17 @@ def test_chances_are_those_of_a_student_t(width):
         assert weights[eighth, -1] - 1 == pytest.approx(2**20 * (1 - chances.sum()), abs=0.6)
     assert (weights == np.rint(weights)).all()
     assert (weights >= 1).all()
+
+
+def test_every_table_holds_four_widths_or_all_it_can_and_none_is_twice_as_large():
+    for width, size in enumerate(table_widths()):
+        level, wanted = table_level(width), min(1 + 4 * size, MOST_LEVEL)
+        assert level in (3, 7, 15, 31, 63, 127, 255)
+        assert wanted <= level
+        assert level == 3 or (level - 1) / 2 < wanted
+        weights = table_weights(np.array([width]), level)
+        assert (weights >= 1).all()
+        assert (weights == np.rint(weights)).all()
 
 
 def test_neighbours_that_tell_save_bits():
