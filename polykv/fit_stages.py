@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from polykv.calibration.residual_vq import METRICS, ResidualVqSettings, residual_vq_policy
+from polykv.codecs.residual_vq import packed_nbytes
 from polykv.errors import InputError
 from polykv.policy_files import policy_file_name, write_policy
 from polykv.replay.cost import FLOAT16_BYTES
@@ -40,7 +41,7 @@ class FitRequest:
 @dataclass(frozen=True, eq=False)
 class FitPlan:
     """n_vectors: calibration vectors of one head's keys (or values); bytes_per_token: codes of K and V of all
-    `cells`; float16_ratio: how many times less than in float16; codebook_bytes: of all artifacts (float32)."""
+    `cells`; float16_ratio: how many times less than in float16; codebook_bytes: codebooks and means (float32)."""
 
     request: FitRequest
     store: CaptureStore
@@ -66,8 +67,9 @@ def plan_fit(request: FitRequest) -> FitPlan:
         (Cell(spec.layer, head), spec.head_dim + spec.value_dim) for spec in specs for head in range(spec.n_kv_heads)
     ]
     width = sum(width for _, width in heads)
-    n_bytes = len(STREAMS) * (settings.stages + (_GAIN_BYTES if settings.gain else 0)) * len(heads)
-    books = _FLOAT32_BYTES * settings.stages * 2**settings.bits * width
+    vector = packed_nbytes(settings.stages, settings.bits) + (_GAIN_BYTES if settings.gain else 0)
+    n_bytes = len(STREAMS) * vector * len(heads)
+    books = _FLOAT32_BYTES * (settings.stages * 2**settings.bits + 1) * width
     cells = tuple(cell for cell, _ in heads)
     return FitPlan(request, store, cells, n_vectors, n_bytes, FLOAT16_BYTES * width / n_bytes, books)
 

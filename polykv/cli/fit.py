@@ -14,7 +14,7 @@ from polykv.fit_stages import METRICS, FitPlan, FitRequest, ResidualVqSettings, 
 @click.command()
 @click.argument("store")
 @click.option("--stages", default=16, show_default=True, help="Codebooks of a vector, whose codewords add up to it.")
-@click.option("--bits", default=8, show_default=True, help="Of a codeword's index, 5 to 8; each takes a byte.")
+@click.option("--bits", default=8, show_default=True, help="Of a codeword's index, 5 to 8.")
 @click.option("--beam", default=4, show_default=True, help="Candidates kept at every stage when coding.")
 @click.option("--iterations", default=8, show_default=True, help="Of k-means, for every stage.")
 @click.option(

@@ -142,12 +142,17 @@ class ResidualVqCodec(TrainedCodec):
     def nbytes(self, codes: Codes) -> int:
         """Indices bit-packed to whole bytes a row, so that any row can be read alone; then gains."""
         gains = codes["gains"].nbytes if self.has_gain else 0
-        return len(codes) * -(-self.stages * self.bits // 8) + gains
+        return len(codes) * packed_nbytes(self.stages, self.bits) + gains
 
     def side_nbytes(self) -> int:
         """Codebooks of the stages in use as stored, and the mean when there is one; decoding needs no weights."""
         books = self.arrays["codebooks"][: self.stages].nbytes
         return books + (self.mean.nbytes if self.mean.any() else 0)
+
+
+def packed_nbytes(stages: int, bits: int) -> int:
+    """Bytes of one vector's indices, `bits` each."""
+    return -(-stages * bits // 8)
 
 
 def residual_vq_codec(arrays: Mapping[str, np.ndarray], stages: int | None = None, beam: int = 1) -> ResidualVqCodec:

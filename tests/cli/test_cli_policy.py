@@ -4,11 +4,14 @@ import json
 from pathlib import Path
 
 import jsonschema
+import numpy as np
 import pytest
 
 from polykv.cli import main
+from polykv.codecs.registry import build_codec
 from polykv.policy import CompressionPolicy
 from polykv.policy_files import load_policy
+from polykv.types import STREAMS
 from tests.report.run_samples import write_run
 
 SAMPLE = str(Path(__file__).parents[2] / "data" / "smollm2-sample")
@@ -111,6 +114,20 @@ def test_fit_refuses_a_folder_that_cannot_be_written_before_it_fits(capsys, tmp_
     code, out, err = run(capsys, "policy", "fit", SAMPLE, "--layers", "0", "--out", str(tmp_path / "a" / "b"), "--dry-run")  # fmt: skip
     assert (code, out) == (2, "")
     assert f"{tmp_path} may not be written to" in err
+
+
+@pytest.mark.parametrize("options", [("--stages", "8", "--bits", "5"), ("--stages", "3", "--bits", "6", "--gain")])
+def test_fit_tells_the_bytes_that_its_codecs_take(capsys, tmp_path, options):
+    asked = ("--layers", "0", "--iterations", "1", "--beam", "1", *options, "--out", str(tmp_path), "--json")
+    code, out, _ = run(capsys, "policy", "fit", SAMPLE, *asked)
+    told = json.loads(out)
+    policy, load = load_policy(told["policy"])
+    entries = [cell["pool"][stream] for cell in policy.cells.values() for stream in STREAMS]
+    codecs = [build_codec(entry, 64, artifacts=load) for entry in entries]
+    rows = np.random.default_rng(0).normal(size=(10, 64)).astype(np.float32)
+    assert (code, told["bytes_per_token"]) == (0, sum(codec.nbytes(codec.encode(rows)) for codec in codecs) / 10)
+    assert told["codebook_bytes"] == sum(codec.side_nbytes() for codec in codecs)
+    assert told["float16_ratio"] == pytest.approx(2 * 64 * len(codecs) / told["bytes_per_token"])
 
 
 def test_fit_trains_codebooks_that_a_replay_takes(capsys, tmp_path):
