@@ -62,6 +62,8 @@ def plan_fit(request: FitRequest) -> FitPlan:
     if not passages:
         raise InputError(f"{store.url} has no passage of split calibrate; codebooks are fitted on nothing else")
     n_vectors = sum(max(0, len(store.token_ids(p)) - settings.sink_tokens) for p in passages)
+    if n_vectors == 0:
+        raise InputError(f"no token of split calibrate lies past {settings.sink_tokens} sinks; lower --sinks")
     settings.check_rows(n_vectors)
     heads = [
         (Cell(spec.layer, head), spec.head_dim + spec.value_dim) for spec in specs for head in range(spec.n_kv_heads)

@@ -118,7 +118,8 @@ def _kept(ledger: Ledger, folders: Sequence[Path], key: str) -> dict[str, np.nda
     if found is None:
         return None
     arrays = load_artifact(found, digest)
-    save_artifact(folders[0], arrays)
+    if found != folders[0]:
+        save_artifact(folders[0], arrays)
     return arrays
 
 

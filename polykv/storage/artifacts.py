@@ -44,5 +44,8 @@ def load_artifact(folder: Path, digest: str) -> dict[str, np.ndarray]:
     data = path.read_bytes()
     found = digest_bytes(data)
     if found != digest:
-        raise DamagedStoreError(f"{path}: the artifact's digest is {found}, its name says {digest}")
+        raise DamagedStoreError(
+            f"{path}: the artifact's digest is {found}, its name says {digest}; delete the file and run the command "
+            "that made it again"
+        )
     return npz_arrays(data)
