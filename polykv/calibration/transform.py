@@ -2,8 +2,8 @@
 
 For one stream of one cell, errors e of coded vectors cost eᵀ M e: M comes from the captured
 attention (no gradient, no model), or half of it from the model's gradients (`blended_metric`). With C
-the covariance of the vectors, the eigenvectors of M^½ C M^½ are the coordinates, and their eigenvalues what dropping each would cost: a
-Karhunen-Loève transform in the metric. `water_level` shares bits out over them (reverse
+the covariance of the vectors, the eigenvectors of M^½ C M^½ are the coordinates, and their eigenvalues what
+dropping each would cost: a Karhunen-Loève transform in the metric. `water_level` shares bits out over them (reverse
 water-filling, Cover & Thomas 1991, §10.3.3), `groupings` cuts them into runs of one byte each.
 
 basis = fit_basis(rows, metric)            # metric: key_metric(sample) or value_metric(sample)

@@ -73,7 +73,8 @@ class BlockModels:
 def block_models(widths: np.ndarray, shares: np.ndarray) -> BlockModels:
     """Models of widths (indices below N_WIDTHS) and shares (at most MOST_SHARE, the first round's 0), [round, column]."""
     widths, shares = widths.astype(np.int64), shares.astype(np.int64)
-    most = np.array([table_level(one) for one in widths.max(axis=0)], np.int64)
+    widest, place_of = np.unique(widths.max(axis=0), return_inverse=True)
+    most = np.array([table_level(one) for one in widest.tolist()], np.int64)[place_of]
     groups = []
     for level in np.unique(most).tolist():
         columns = np.flatnonzero(most == level)
@@ -94,10 +95,7 @@ def table_level(width: int) -> int:
 
 def table_widths() -> np.ndarray:
     """[N_WIDTHS] float64: widths, in steps."""
-    widths = [_LEAST_WIDTH]
-    for _ in range(N_WIDTHS - 1):
-        widths.append(widths[-1] * _WIDTH_RATIO)
-    return np.array(widths)
+    return np.multiply.accumulate([_LEAST_WIDTH, *[_WIDTH_RATIO] * (N_WIDTHS - 1)])
 
 
 def table_weights(widths: np.ndarray, most: int) -> np.ndarray:
@@ -149,20 +147,13 @@ def encode_block(symbols: np.ndarray, models: BlockModels) -> np.ndarray:
     """uint32 words of symbols [n, column] int64, each within ± MOST_SYMBOL; never none."""
     stream = _stream()
     coder, family = stream.stack.AnsCoder(_SEAL), stream.model.Categorical(perfect=False)
-    parts = []
-    for i, rows, before, behind in rounds(len(symbols)):
-        for group in models.groups:
-            own = symbols[:, group.columns]
-            whole, fraction = predicted(own[before], own[behind], group.shares[i])
-            parts.append((group, own[rows] - whole, group.tables[i] + fraction))
     # what is written last is read first
-    for group, residuals, tables in reversed(parts):
+    for group, residuals, tables in reversed(list(_parts(symbols, models))):
         places = table_places(residuals, group.most_level)
         beyond = residuals[places == 2 * group.most_level + 1]
         if len(beyond):
             _write_escapes(coder, stream.model.Uniform, beyond, group.most_level)
-        if places.size:
-            coder.encode_reverse(places.ravel(), family, group.weights[tables.ravel()])
+        coder.encode_reverse(places.ravel(), family, group.weights[tables.ravel()])
     return coder.get_compressed()
 
 
@@ -179,8 +170,6 @@ def decode_block(words: np.ndarray, n_rows: int, models: BlockModels) -> np.ndar
         for group in models.groups:
             own = symbols[:, group.columns]
             whole, fraction = predicted(own[before], own[behind], group.shares[i])
-            if not whole.size:
-                continue
             tables = (group.tables[i] + fraction).ravel()
             places = coder.decode(family, group.weights[tables]).astype(np.int64)
             found = places - group.most_level
@@ -203,18 +192,22 @@ def stream_bits(symbols: np.ndarray, models: BlockModels) -> np.ndarray:
     Needs no constriction.
     """
     bits = np.zeros(models.n_columns)
+    for group, residuals, tables in _parts(symbols, models):
+        places = table_places(residuals, group.most_level)
+        beyond = np.maximum(np.abs(residuals) - group.most_level, 1)
+        escaped = np.where(places == 2 * group.most_level + 1, np.log2(_CLASSES) + _bit_length(beyond) - 1, 0.0)
+        price = np.log2(group.weights.sum(axis=1, keepdims=True)) - np.log2(group.weights)
+        bits[group.columns] += (price[tables, places] + escaped).sum(axis=0)
+    return bits
+
+
+def _parts(symbols: np.ndarray, models: BlockModels) -> Iterator[tuple[ColumnGroup, np.ndarray, np.ndarray]]:
+    """(group, residuals [row, c], rows of its weights they are coded by), in the order of reading."""
     for i, rows, before, behind in rounds(len(symbols)):
         for group in models.groups:
             own = symbols[:, group.columns]
             whole, fraction = predicted(own[before], own[behind], group.shares[i])
-            residuals = own[rows] - whole
-            places = table_places(residuals, group.most_level)
-            price = np.log2(group.weights.sum(axis=1, keepdims=True)) - np.log2(group.weights)
-            paid = price[group.tables[i] + fraction, places]
-            beyond = np.maximum(np.abs(residuals) - group.most_level, 1)
-            escaped = np.where(places == 2 * group.most_level + 1, np.log2(_CLASSES) + _bit_length(beyond) - 1, 0.0)
-            bits[group.columns] += (paid + escaped).sum(axis=0)
-    return bits
+            yield group, own[rows] - whole, group.tables[i] + fraction
 
 
 def _write_escapes(coder: Any, uniform: Any, symbols: np.ndarray, most: int) -> None:
