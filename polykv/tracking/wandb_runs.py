@@ -7,8 +7,10 @@ from typing import Any
 
 from polykv.errors import MissingExtraError, TrackingError
 from polykv.tracking.record import RunRecord, one_line
+from polykv.tracking.wandb_file import wait_until_kept
 
 ARTIFACT_TYPE = "polykv-run"
+KEPT_WITHIN_S = 60.0
 
 
 def wandb_module() -> Any:
@@ -27,7 +29,8 @@ def log_to_wandb(record: RunRecord, project: str, offline: bool = False) -> str:
     """Tell Weights & Biases one run, in `project`; returns its URL, or its folder when it stays here.
 
     `offline` keeps it in the folder wandb/, from where `wandb sync` can send it later; otherwise
-    wandb's own settings (WANDB_MODE, WANDB_API_KEY …) decide. Raises TrackingError with its words.
+    wandb's own settings (WANDB_MODE, WANDB_API_KEY …) decide. Raises TrackingError with its words,
+    and when a run that stays here is not written out within a minute.
     """
     wandb = wandb_module()
     try:
@@ -50,7 +53,11 @@ def log_to_wandb(record: RunRecord, project: str, offline: bool = False) -> str:
         raise TrackingError(
             f"Weights & Biases took not all of {record.name}: {one_line(error)}; --offline keeps it in wandb/ here"
         ) from error
-    return str(Path(run.dir).parent) if run.offline else str(run.url)
+    if not run.offline:
+        return str(run.url)
+    folder = Path(run.dir).parent
+    wait_until_kept(folder, KEPT_WITHIN_S)
+    return str(folder)
 
 
 def _fill(wandb: Any, run: Any, record: RunRecord) -> None:

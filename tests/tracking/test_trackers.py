@@ -1,7 +1,7 @@
 """A run told to the real MLflow and the real Weights & Biases, offline, and read back."""
 
 import json
-import struct
+import threading
 from pathlib import Path
 
 import numpy as np
@@ -12,6 +12,7 @@ from polykv.errors import TrackingError
 from polykv.policy import CompressionPolicy
 from polykv.report.tables import RunTables
 from polykv.storage.artifacts import save_artifact
+from polykv.tracking.wandb_file import offline_records, wait_until_kept
 from polykv.tracking_stages import log_stage, record_of
 from tests.report.run_samples import write_run
 
@@ -89,7 +90,7 @@ def test_wandb_keeps_figures_parameters_and_files(made, tmp_path, monkeypatch):
     monkeypatch.setenv("WANDB_DATA_DIR", str(tmp_path / "staged"))
     logged = log_stage(made, "wandb", "kv", offline=True)
     assert logged.place.startswith(str(tmp_path / "wandb" / "offline-run-"))
-    records = _wandb_records(logged.place)
+    records = offline_records(logged.place)
     (started,) = [record.run for record in records if record.HasField("run")]
     assert (started.project, started.display_name) == ("kv", "made")
     config = {item.key: json.loads(item.value_json) for item in started.config.update}
@@ -103,23 +104,56 @@ def test_wandb_keeps_figures_parameters_and_files(made, tmp_path, monkeypatch):
     assert {file.path for file in artifact.manifest.contents} == set(logged.record.files)
 
 
-def _wandb_records(place):
-    """What an offline run's file holds: protobuf records in LevelDB's log format, after seven bytes of header."""
-    from wandb.proto import wandb_internal_pb2
+def test_a_wandb_run_is_told_kept_only_once_its_file_ends(made, tmp_path):
+    """The file of a run is cut wherever its writer may stop: what can be read is a beginning, and is not enough."""
+    pytest.importorskip("wandb")
+    logged = log_stage(made, "wandb", "kv", offline=True)
+    (file,) = Path(logged.place).glob("*.wandb")
+    data, records = file.read_bytes(), offline_records(logged.place)
+    half = tmp_path / "half"
+    half.mkdir()
+    for size in [0, 7, 20, *range(40, len(data), 97), len(data) - 1]:
+        (half / file.name).write_bytes(data[:size])
+        written = offline_records(half)
+        assert written == records[: len(written)]
+        assert len(written) < len(records)
+        with pytest.raises(TrackingError, match=f"half is not whole: after 0 s its file holds {len(written)} records"):
+            wait_until_kept(half, timeout_s=0.0)
+    (half / file.name).write_bytes(data)
+    wait_until_kept(half, timeout_s=0.0)
 
-    (file,) = Path(place).glob("*.wandb")
-    data, at, whole, found = file.read_bytes(), 7, b"", []
-    while at + 7 <= len(data):
-        if 32768 - at % 32768 < 7:
-            at += 32768 - at % 32768
-            continue
-        _, length, kind = struct.unpack_from("<IHB", data, at)
-        whole += data[at + 7 : at + 7 + length]
-        at += 7 + length
-        if kind in (1, 4):  # complete, or the last piece
-            found.append(wandb_internal_pb2.Record.FromString(whole))
-            whole = b""
-    return found
+
+def test_a_wandb_run_that_stays_half_written_is_refused(capsys, made, monkeypatch):
+    pytest.importorskip("wandb")
+    monkeypatch.setattr("polykv.tracking.wandb_file._LAST_PIECE", ())  # no record is ever whole
+    monkeypatch.setattr("polykv.tracking.wandb_runs.KEPT_WITHIN_S", 0.1)
+    code = main(["log", str(made), "--to", "wandb", "--offline"])
+    said = capsys.readouterr()
+    assert (code, said.out) == (3, "")
+    assert "is not whole: after 0.1 s its file holds 0 records and no end" in said.err
+
+
+def test_wandb_is_waited_for_while_it_writes(made, tmp_path):
+    pytest.importorskip("wandb")
+    logged = log_stage(made, "wandb", "kv", offline=True)
+    (file,) = Path(logged.place).glob("*.wandb")
+    late = tmp_path / "late"
+    late.mkdir()
+    (late / file.name).write_bytes(file.read_bytes()[:7])
+    written = threading.Event()
+
+    def write():
+        (late / file.name).write_bytes(file.read_bytes())
+        written.set()
+
+    timer = threading.Timer(0.3, write)
+    timer.start()
+    try:
+        wait_until_kept(late, timeout_s=60.0)
+        assert offline_records(late)[-1].HasField("exit")
+    finally:
+        timer.join()
+    assert written.is_set()
 
 
 @pytest.mark.parametrize("tracker", ["mlflow", "wandb"])
