@@ -24,7 +24,7 @@ def test_commands_complete_without_being_loaded():
         "ShellComplete(cli, {}, 'polykv', 'X').get_completions([], 're'); "
         "sys.exit(any(name.startswith(('polykv.stages', 'dask', 'numpy')) for name in sys.modules))"
     )
-    assert subprocess.run([sys.executable, "-c", code], check=False, timeout=60).returncode == 0
+    assert subprocess.run([sys.executable, "-c", code], check=False, timeout=300).returncode == 0
 
 
 @pytest.mark.parametrize(
@@ -74,6 +74,6 @@ def test_the_shell_script_is_given_out():
         capture_output=True,
         text=True,
         check=False,
-        timeout=60,
+        timeout=300,
     )
     assert "#compdef polykv" in done.stdout

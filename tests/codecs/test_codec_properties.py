@@ -6,7 +6,7 @@ examples in test_codec_contract.py. head_dims are small, so that shrunk examples
 
 import numpy as np
 from codec_contract import CODEC_CASES, SEED, assert_same_codes
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
@@ -14,7 +14,7 @@ from polykv.codecs.fib import FibCodec
 from polykv.codecs.turbo import TurboCodec
 from polykv.codecs.uniform import UniformCodec
 
-PROFILE = settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+PROFILE = settings(max_examples=30, deadline=None)
 NUMBERS = st.one_of(
     st.just(0.0),
     st.floats(np.float32(1e-6), 1e6, width=32),

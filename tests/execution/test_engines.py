@@ -109,7 +109,7 @@ def test_numba_is_pinned_and_restored_where_it_is_loaded():
 
 def test_a_serial_run_never_loads_dask():
     code = "import sys; from polykv.execution import sweep; sys.exit('distributed' in sys.modules or 'dask' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", code], cwd=REPOSITORY, timeout=60).returncode == 0
+    assert subprocess.run([sys.executable, "-c", code], cwd=REPOSITORY, timeout=300).returncode == 0
 
 
 def test_no_job_starts_no_worker(monkeypatch):
@@ -178,7 +178,7 @@ def test_results_are_released_and_the_rest_is_cancelled_when_the_caller_stops(tw
     stream = two.fan_out(slow_square, range(200))
     assert len(list(islice(stream, 3))) == 3
     stream.close()
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + 120
     client = two._client
     while client.futures and time.monotonic() < deadline:
         time.sleep(0.05)
@@ -302,7 +302,7 @@ def launch_scheduler(launch) -> tuple[str, subprocess.Popen]:
 def _stop(process: subprocess.Popen) -> None:
     process.send_signal(signal.SIGINT)
     try:
-        process.wait(20)
+        process.wait(60)
     except subprocess.TimeoutExpired:
         process.kill()
 
@@ -352,7 +352,7 @@ def test_an_external_scheduler_without_polykv_is_refused_before_work(launch, tmp
     (tmp_path / "polykv" / "__init__.py").write_text("raise ImportError('none here')\n")
     launch("dask_scheduler", "--port", "0", "--scheduler-file", str(tmp_path / "at.json"), python_path=str(tmp_path))
     launch("dask_worker", "--scheduler-file", str(tmp_path / "at.json"))
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 300
     while not (tmp_path / "at.json").exists() and time.monotonic() < deadline:
         time.sleep(0.05)
     address = json.loads((tmp_path / "at.json").read_text())["address"]

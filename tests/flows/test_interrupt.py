@@ -33,7 +33,7 @@ def test_ctrl_c_keeps_what_is_done(module, engine, tell, tmp_path):
             assert time.monotonic() < end
             time.sleep(0.05)
         tell(process.pid, signal.SIGINT)
-        _, said = process.communicate(timeout=60)  # ends when the last process that holds stderr does
+        _, said = process.communicate(timeout=300)  # ends when the last process that holds stderr does
     finally:
         with suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
