@@ -18,6 +18,7 @@ import numpy as np
 
 from polykv.calibration.sample import Probe, Sample
 from polykv.codecs.base import checked_vectors
+from polykv.codecs.trained import as_int8, from_int8
 from polykv.codecs.transform_pq import CODEWORDS
 from polykv.errors import DimensionMismatch, InputError
 from polykv.rotation import Rotation
@@ -206,7 +207,7 @@ def fit_transform_pq(basis: Basis, rows: np.ndarray, n_bytes: int, seed: int = 0
     """The arrays of a `TransformPqCodec` of `n_bytes` a vector, fitted to rows [n, head_dim].
 
     Codewords are means of their cells, which draws decoded vectors towards the mean; the synthesis gives them back
-    how much they vary (see `_gains`). Transforms and codewords are stored as float16. The same rows and
+    how much they vary (see `_gains`). Transforms and codewords are stored as int8. The same rows and
     seed give the same bytes. At most 4,096 rows, evenly spaced, are used. Raises InputError when there are fewer than 256.
     """
     if len(rows) < CODEWORDS:
@@ -227,14 +228,24 @@ def fit_transform_pq(basis: Basis, rows: np.ndarray, n_bytes: int, seed: int = 0
         place = group == number
         words[:, place] = _kmeans(z[:, place], np.random.default_rng([seed, number]))
     gains = _gains(z, words, group)
-    scale = float(np.sqrt(np.square(spread).mean()))  # float16 holds numbers about one best
+    analysis, synthesis = stored_transforms(basis.analysis * spread[:, None], basis.synthesis / spread)
     return {
         "mean": basis.mean.astype(np.float32),
-        "analysis": (basis.analysis[: len(group)] * (spread / scale)[:, None]).astype(np.float16),
-        "synthesis": (basis.synthesis[:, : len(group)] * gains / (spread / scale)).astype(np.float16),
+        **analysis,
+        **as_int8("synthesis", synthesis * gains, axis=0),
         "group": group.astype(np.uint8),
-        "codewords": (words / scale).astype(np.float16),
+        **as_int8("codewords", words, axis=0),
     }
+
+
+def stored_transforms(analysis: np.ndarray, synthesis: np.ndarray) -> tuple[dict[str, np.ndarray], np.ndarray]:
+    """(analysis [coordinate, head_dim] as int8 arrays, the synthesis [head_dim, coordinate] float64 that undoes those).
+
+    What rounding does to a coordinate's direction the synthesis takes back: coded finely, vectors would show it.
+    """
+    stored = as_int8("analysis", analysis, axis=1)
+    turned = from_int8(stored, "analysis").astype(np.float64) @ synthesis
+    return stored, synthesis @ np.linalg.inv(turned)
 
 
 def _gains(z: np.ndarray, words: np.ndarray, group: np.ndarray) -> np.ndarray:

@@ -13,7 +13,7 @@ import math
 import numpy as np
 from scipy.special import entr, ndtr
 
-from polykv.calibration.transform import Basis
+from polykv.calibration.transform import Basis, stored_transforms
 from polykv.codecs.base import checked_vectors
 from polykv.codecs.entropy import (
     MOST_LEVEL,
@@ -26,6 +26,7 @@ from polykv.codecs.entropy import (
     table_places,
     table_weights,
 )
+from polykv.codecs.trained import as_int8, from_int8
 from polykv.codecs.transform_ecsq import TransformEcsqCodec
 from polykv.errors import InputError
 
@@ -42,7 +43,7 @@ def fit_transform_ecsq(basis: Basis, rows: np.ndarray, step: float) -> dict[str,
 
     Coordinates whose symbol is 0 in every row are dropped. A level stands for its middle, though least squares would
     have it nearer to the mean: attention sums over many tokens, where errors of either sign cancel and a
-    shrunken size does not (on SmolLM2 the KL at equal bytes is a quarter lower). Transforms are stored as float16. Rows
+    shrunken size does not (on SmolLM2 the KL at equal bytes is a quarter lower). Transforms are stored as int8. Rows
     stand in the order of their tokens, so that neighbours can tell of each other; at most 65,536 of them, in evenly
     spaced blocks, are counted. Raises InputError for no rows, or a step that is not above 0 or too
     small for symbols of 32 bits.
@@ -50,11 +51,10 @@ def fit_transform_ecsq(basis: Basis, rows: np.ndarray, step: float) -> dict[str,
     rows = checked_vectors(rows, len(basis.mean), "rows")
     if len(rows) == 0:
         raise InputError("no calibration vectors to count symbols of; capture passages of split calibrate")
-    analysis, synthesis, scale = _stored_transforms(basis)
-    inner = np.float32(_checked_step(step) / scale)
-    used = rows[_spread_blocks(len(rows))]
+    inner, used = np.float32(_checked_step(step)), rows[_spread_blocks(len(rows))]
     mean = basis.mean.astype(np.float32)
-    z = (used.astype(np.float64) - mean) @ analysis.T.astype(np.float64) / inner
+    analysis, synthesis = _live_transforms(basis)
+    z = (used.astype(np.float64) - mean) @ from_int8(analysis, "analysis").T.astype(np.float64) / inner
     if not np.abs(z).max(initial=0.0) <= MOST_SYMBOL:
         raise InputError(
             f"a row lies {np.abs(z).max():.3g} steps from the mean, at most {MOST_SYMBOL} can be coded; raise step"
@@ -63,8 +63,8 @@ def fit_transform_ecsq(basis: Basis, rows: np.ndarray, step: float) -> dict[str,
     kept = np.flatnonzero((symbols != 0).any(axis=0))
     return {
         "mean": mean,
-        "analysis": analysis[kept],
-        "synthesis": synthesis[:, kept].astype(np.float16),
+        **{name: array[kept] for name, array in analysis.items()},
+        **as_int8("synthesis", synthesis[:, kept], axis=0),
         "step": np.array([inner], np.float32),
         **fit_models(symbols[:, kept]),
     }
@@ -155,18 +155,12 @@ def step_for_bits(basis: Basis, bits: float) -> float:
     return math.sqrt(low * high)
 
 
-def _stored_transforms(basis: Basis) -> tuple[np.ndarray, np.ndarray, float]:
-    """(analysis float16, synthesis float64, scale): coordinates in units of scale · cost^½.
-
-    The scale makes their largest entries equal, whatever the size of the vectors: float16 holds
-    numbers about one best. Coordinates that vary too little to have a direction are zero.
-    """
+def _live_transforms(basis: Basis) -> tuple[dict[str, np.ndarray], np.ndarray]:
+    """(analysis as int8 arrays, synthesis float64) in units of cost^½, of those coordinates that vary
+    enough to have a direction."""
     live = basis.costs > _LEAST_COST * basis.costs.max()
-    spread = np.sqrt(np.where(live, basis.costs, 1.0))
-    analysis = np.where(live[:, None], basis.analysis * spread[:, None], 0.0)
-    synthesis = np.where(live, basis.synthesis / spread, 0.0)
-    scale = float(np.sqrt(np.abs(analysis).max() / np.abs(synthesis).max())) if live.any() else 1.0
-    return (analysis / scale).astype(np.float16), synthesis * scale, scale
+    spread = np.sqrt(basis.costs[live])
+    return stored_transforms(basis.analysis[live] * spread[:, None], basis.synthesis[:, live] / spread)
 
 
 def _checked_step(step: float) -> float:

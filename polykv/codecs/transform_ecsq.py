@@ -166,7 +166,7 @@ class TransformEcsqCodec(TrainedCodec):
 
     def side_nbytes(self) -> int:
         """Mean, both transforms, step, widths and shares as stored."""
-        return sum(self.arrays[name].nbytes for name in self.array_shapes)
+        return self.stored_nbytes(*self.array_shapes)
 
     def _models(self) -> BlockModels:
         return block_models(self.arrays["widths"], self.arrays["shares"])

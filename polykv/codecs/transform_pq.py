@@ -109,7 +109,7 @@ class TransformPqCodec(TrainedCodec):
 
     def side_nbytes(self) -> int:
         """Mean, both transforms and codewords as stored."""
-        return sum(self.arrays[name].nbytes for name in ("mean", "analysis", "synthesis", "codewords"))
+        return self.stored_nbytes("mean", "analysis", "synthesis", "codewords")
 
 
 def transform_pq_codec(arrays: Mapping[str, np.ndarray]) -> TransformPqCodec:

@@ -1,0 +1,100 @@
+"""Fitted arrays as int8 with a scale: small errors, every way to damage them refused, charged as stored."""
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from test_transform_pq import make_arrays
+
+from polykv.calibration.transform import fit_basis, fit_transform_pq, stored_transforms
+from polykv.calibration.transform_ecsq import fit_transform_ecsq
+from polykv.codecs.trained import as_int8, from_int8
+from polykv.codecs.transform_ecsq import transform_ecsq_codec
+from polykv.codecs.transform_pq import transform_pq_codec
+from polykv.errors import CodecError, NonFiniteError
+
+
+@settings(deadline=None, max_examples=60)
+@given(
+    st.integers(0, 999), st.tuples(st.integers(0, 9), st.integers(1, 9)), st.sampled_from([0, 1]),
+    st.sampled_from([1e-30, 1e-6, 1.0, 1e30]),
+)  # fmt: skip
+def test_an_error_is_at_most_half_a_level_of_the_largest_number(seed, shape, axis, size):
+    array = size * np.random.default_rng(seed).standard_t(2, shape)
+    stored = as_int8("turn", array, axis)
+    assert sorted(stored) == ["turn", "turn_scale"]
+    assert (stored["turn"].dtype, stored["turn_scale"].dtype) == (np.int8, np.float32)
+    assert stored["turn_scale"].shape == tuple(1 if one == axis else n for one, n in enumerate(shape))
+    back = from_int8(stored, "turn")
+    assert back.dtype == np.float32
+    largest = np.abs(array).max(axis=axis, keepdims=True, initial=0)
+    assert (np.abs(back - array) <= 1.001 * largest / 254).all()
+
+
+def test_zeros_stay_zeros():
+    np.testing.assert_array_equal(from_int8(as_int8("a", np.zeros((3, 4)), 1), "a"), np.zeros((3, 4), np.float32))
+
+
+def small_arrays():
+    """A transform_pq artifact with every array that may be int8 as int8."""
+    arrays = make_arrays()
+    for name, axis in (("analysis", 1), ("synthesis", 0), ("codewords", 0)):
+        arrays |= as_int8(name, arrays[name], axis)
+    return arrays
+
+
+def test_a_codec_decodes_as_from_the_products_and_is_charged_what_is_stored():
+    small = small_arrays()
+    plain = {name: array for name, array in small.items() if not name.endswith("_scale")}
+    plain |= {name: from_int8(small, name) for name in ("analysis", "synthesis", "codewords")}
+    codec, other = transform_pq_codec(small), transform_pq_codec(plain)
+    x = np.random.default_rng(2).normal(size=(30, 16)).astype(np.float32)
+    codes = codec.encode(x)
+    np.testing.assert_array_equal(codes["indices"], other.encode(x)["indices"])
+    np.testing.assert_array_equal(codec.decode(codes), other.decode(codes))
+    assert codec.side_nbytes() == 4 * 16 + 2 * 16 * 6 + 256 * 6 + 3 * 4 * 6
+    assert other.side_nbytes() == 4 * (16 + 2 * 16 * 6 + 256 * 6)
+
+
+@pytest.mark.parametrize(
+    ("scale", "error", "words"),
+    [
+        (None, CodecError, "analysis' is int8 and its analysis_scale is missing"),
+        (np.ones((6, 1)), CodecError, "its scale float64 of \\(6, 1\\)"),
+        (np.ones(6, np.float32), CodecError, "its scale float32 of \\(6,\\)"),
+        (np.ones((5, 1), np.float32), CodecError, "its scale float32 of \\(5, 1\\)"),
+        (np.full((6, 1), np.nan, np.float32), NonFiniteError, "analysis"),
+        (np.full((6, 1), 3e38, np.float32), NonFiniteError, "analysis"),
+    ],
+)
+def test_a_scale_that_is_none_is_refused(scale, error, words):
+    arrays = {name: array for name, array in small_arrays().items() if name != "analysis_scale"}
+    if scale is not None:
+        arrays["analysis_scale"] = scale
+    with np.errstate(over="ignore"), pytest.raises(error, match=words):
+        transform_pq_codec(arrays)
+
+
+def test_a_stored_analysis_is_undone_by_its_synthesis():
+    """Also when fewer coordinates are kept than there are, and then within the coordinates' own directions."""
+    rng = np.random.default_rng(0)
+    turn = rng.normal(size=(8, 8))
+    back = np.linalg.inv(turn)
+    for kept in (8, 5, 0):
+        stored, synthesis = stored_transforms(turn[:kept], back[:, :kept])
+        np.testing.assert_allclose(from_int8(stored, "analysis") @ synthesis, np.eye(kept), atol=1e-9)
+        np.testing.assert_allclose(turn[kept:] @ synthesis, 0, atol=1e-9)
+
+
+def test_fitted_codecs_keep_a_byte_for_a_number():
+    rows = np.random.default_rng(0).normal(size=(3000, 16)).astype(np.float32)
+    basis = fit_basis(rows, np.eye(16))
+    coded = transform_pq_codec(fit_transform_pq(basis, rows, 8))
+    assert coded.side_nbytes() == 4 * 16 + (16 + 16 + 256) * 16 + 3 * 4 * 16
+    step = 0.02 * np.sqrt(basis.costs[0])
+    fine = transform_ecsq_codec(fit_transform_ecsq(basis, rows, step))
+    assert fine.n_coordinates == 16
+    assert fine.side_nbytes() == 4 * 16 + 2 * 16 * 16 + 2 * 4 * 16 + 4 + 6 * 16
+    # rounded transforms do not show, not even at 8 bits a coordinate
+    left = basis.coordinates(fine.decode(fine.encode(rows))) - basis.coordinates(rows)
+    assert (np.square(left) @ basis.costs).mean() < 1.1 * 16 * step**2 / 12
