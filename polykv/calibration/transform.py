@@ -17,9 +17,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from polykv.calibration.sample import Probe, Sample
+from polykv.calibration.storing import ROUNDED_ROWS, smallest_dtype, stored_transforms
 from polykv.codecs.base import checked_vectors
-from polykv.codecs.trained import as_int8, from_int8
-from polykv.codecs.transform_pq import CODEWORDS
+from polykv.codecs.trained import as_integers
+from polykv.codecs.transform_pq import CODEWORDS, transform_pq_codec
 from polykv.errors import DimensionMismatch, InputError
 from polykv.rotation import Rotation
 
@@ -73,6 +74,11 @@ class Basis:
     def coordinates(self, rows: np.ndarray) -> np.ndarray:
         """[n, coordinate] float64 of rows [n, head_dim]."""
         return (np.asarray(rows, np.float64) - self.mean) @ self.analysis.T
+
+    def cost(self, decoded: np.ndarray, rows: np.ndarray) -> float:
+        """What rows [n, head_dim] cost, on average, that decode to `decoded` [n, head_dim]."""
+        left = self.coordinates(decoded) - self.coordinates(rows)
+        return float((np.square(left) @ self.costs).mean())
 
 
 def key_metric(sample: Sample, rotation: Rotation | None = None) -> np.ndarray:
@@ -207,7 +213,7 @@ def fit_transform_pq(basis: Basis, rows: np.ndarray, n_bytes: int, seed: int = 0
     """The arrays of a `TransformPqCodec` of `n_bytes` a vector, fitted to rows [n, head_dim].
 
     Codewords are means of their cells, which draws decoded vectors towards the mean; the synthesis gives them back
-    how much they vary (see `_gains`). Transforms and codewords are stored as int8. The same rows and
+    how much they vary (see `_gains`). Transforms and codewords are stored as int8 (`smallest_dtype`). The same rows and
     seed give the same bytes. At most 4,096 rows, evenly spaced, are used. Raises InputError when there are fewer than 256.
     """
     if len(rows) < CODEWORDS:
@@ -228,24 +234,24 @@ def fit_transform_pq(basis: Basis, rows: np.ndarray, n_bytes: int, seed: int = 0
         place = group == number
         words[:, place] = _kmeans(z[:, place], np.random.default_rng([seed, number]))
     gains = _gains(z, words, group)
-    analysis, synthesis = stored_transforms(basis.analysis * spread[:, None], basis.synthesis / spread)
-    return {
-        "mean": basis.mean.astype(np.float32),
-        **analysis,
-        **as_int8("synthesis", synthesis * gains, axis=0),
-        "group": group.astype(np.uint8),
-        **as_int8("codewords", words, axis=0),
-    }
 
+    def stored_as(dtype: type) -> dict[str, np.ndarray]:
+        analysis, synthesis = stored_transforms(basis.analysis * spread[:, None], basis.synthesis / spread, dtype)
+        return {
+            "mean": basis.mean.astype(np.float32),
+            **analysis,
+            **as_integers("synthesis", synthesis * gains, 0, dtype),
+            "group": group.astype(np.uint8),
+            **as_integers("codewords", words, 0, dtype),
+        }
 
-def stored_transforms(analysis: np.ndarray, synthesis: np.ndarray) -> tuple[dict[str, np.ndarray], np.ndarray]:
-    """(analysis [coordinate, head_dim] as int8 arrays, the synthesis [head_dim, coordinate] float64 that undoes those).
+    sample = used[:: -(-len(used) // ROUNDED_ROWS)]
 
-    What rounding does to a coordinate's direction the synthesis takes back: coded finely, vectors would show it.
-    """
-    stored = as_int8("analysis", analysis, axis=1)
-    turned = from_int8(stored, "analysis").astype(np.float64) @ synthesis
-    return stored, synthesis @ np.linalg.inv(turned)
+    def cost(dtype: type) -> float:
+        codec = transform_pq_codec(stored_as(dtype))
+        return basis.cost(codec.decode(codec.encode(sample)), sample)
+
+    return stored_as(smallest_dtype(cost))
 
 
 def _gains(z: np.ndarray, words: np.ndarray, group: np.ndarray) -> np.ndarray:

@@ -13,7 +13,8 @@ import math
 import numpy as np
 from scipy.special import entr, ndtr
 
-from polykv.calibration.transform import Basis, stored_transforms
+from polykv.calibration.storing import ROUNDED_ROWS, smallest_dtype, stored_transforms
+from polykv.calibration.transform import Basis
 from polykv.codecs.base import checked_vectors
 from polykv.codecs.entropy import (
     MOST_LEVEL,
@@ -26,7 +27,7 @@ from polykv.codecs.entropy import (
     table_places,
     table_weights,
 )
-from polykv.codecs.trained import as_int8, from_int8
+from polykv.codecs.trained import as_integers, from_integers
 from polykv.codecs.transform_ecsq import TransformEcsqCodec
 from polykv.errors import InputError
 
@@ -43,7 +44,7 @@ def fit_transform_ecsq(basis: Basis, rows: np.ndarray, step: float) -> dict[str,
 
     Coordinates whose symbol is 0 in every row are dropped. A level stands for its middle, though least squares would
     have it nearer to the mean: attention sums over many tokens, where errors of either sign cancel and a
-    shrunken size does not (on SmolLM2 the KL at equal bytes is a quarter lower). Transforms are stored as int8. Rows
+    shrunken size does not (on SmolLM2 the KL at equal bytes is a quarter lower). Transforms are stored as int8 (`smallest_dtype`). Rows
     stand in the order of their tokens, so that neighbours can tell of each other; at most 65,536 of them, in evenly
     spaced blocks, are counted. Raises InputError for no rows, or a step that is not above 0 or too
     small for symbols of 32 bits.
@@ -53,8 +54,16 @@ def fit_transform_ecsq(basis: Basis, rows: np.ndarray, step: float) -> dict[str,
         raise InputError("no calibration vectors to count symbols of; capture passages of split calibrate")
     inner, used = np.float32(_checked_step(step)), rows[_spread_blocks(len(rows))]
     mean = basis.mean.astype(np.float32)
-    analysis, synthesis = _live_transforms(basis)
-    z = (used.astype(np.float64) - mean) @ from_int8(analysis, "analysis").T.astype(np.float64) / inner
+    sample = used[:: -(-len(used) // ROUNDED_ROWS)]
+
+    def cost(dtype: type) -> float:
+        analysis, synthesis = _live_transforms(basis, dtype)
+        rounded = from_integers(as_integers("synthesis", synthesis, 0, dtype), "synthesis")
+        return basis.cost(inner * np.rint(_steps(sample - mean, analysis, inner)) @ rounded.T + mean, sample)
+
+    dtype = smallest_dtype(cost)
+    analysis, synthesis = _live_transforms(basis, dtype)
+    z = _steps(used.astype(np.float64) - mean, analysis, inner)
     if not np.abs(z).max(initial=0.0) <= MOST_SYMBOL:
         raise InputError(
             f"a row lies {np.abs(z).max():.3g} steps from the mean, at most {MOST_SYMBOL} can be coded; raise step"
@@ -64,7 +73,7 @@ def fit_transform_ecsq(basis: Basis, rows: np.ndarray, step: float) -> dict[str,
     return {
         "mean": mean,
         **{name: array[kept] for name, array in analysis.items()},
-        **as_int8("synthesis", synthesis[:, kept], axis=0),
+        **as_integers("synthesis", synthesis[:, kept], 0, dtype),
         "step": np.array([inner], np.float32),
         **fit_models(symbols[:, kept]),
     }
@@ -155,12 +164,17 @@ def step_for_bits(basis: Basis, bits: float) -> float:
     return math.sqrt(low * high)
 
 
-def _live_transforms(basis: Basis) -> tuple[dict[str, np.ndarray], np.ndarray]:
-    """(analysis as int8 arrays, synthesis float64) in units of cost^½, of those coordinates that vary
+def _live_transforms(basis: Basis, dtype: type) -> tuple[dict[str, np.ndarray], np.ndarray]:
+    """(analysis as integers, synthesis float64) in units of cost^½, of those coordinates that vary
     enough to have a direction."""
     live = basis.costs > _LEAST_COST * basis.costs.max()
     spread = np.sqrt(basis.costs[live])
-    return stored_transforms(basis.analysis[live] * spread[:, None], basis.synthesis[:, live] / spread)
+    return stored_transforms(basis.analysis[live] * spread[:, None], basis.synthesis[:, live] / spread, dtype)
+
+
+def _steps(centred: np.ndarray, analysis: dict[str, np.ndarray], step: np.float32) -> np.ndarray:
+    """[n, coordinate] float64: coordinates of centred rows [n, head_dim] in steps, as the codec counts them."""
+    return centred.astype(np.float64) @ from_integers(analysis, "analysis").T.astype(np.float64) / step
 
 
 def _checked_step(step: float) -> float:

@@ -27,7 +27,6 @@ from polykv.errors import CodecError, DimensionMismatch, NonFiniteError
 SCALE = "_scale"
 
 _DIGEST = re.compile(r"[0-9a-f]{64}")
-_MOST_INT8 = 127
 
 
 @dataclass(frozen=True)
@@ -36,7 +35,7 @@ class TrainedCodec(Codec):
 
     `array_shapes` names the arrays a subclass needs and their axes; the axis "head_dim" must be
     the codec's own, equal axis names must agree, an axis named by a digit string is that number.
-    An int8 array stored beside a `NAME_scale` (`as_int8`) stands in `arrays` as their product.
+    An int8 or int16 array stored beside a `NAME_scale` (`as_integers`) stands in `arrays` as their product.
     """
 
     artifact: str
@@ -79,38 +78,38 @@ class TrainedCodec(Codec):
         return found
 
 
-def as_int8(name: str, array: np.ndarray, axis: int) -> dict[str, np.ndarray]:
-    """{name: int8, name_scale: float32} of an array of 2 axes: one scale for all numbers along `axis`.
+def as_integers(name: str, array: np.ndarray, axis: int, dtype: type = np.int8) -> dict[str, np.ndarray]:
+    """{name: dtype, name_scale: float32} of an array of 2 axes: one scale for all numbers along `axis`.
 
-    An error is at most 1/254 of the largest number along the axis: far below what a codec of a few bits leaves,
-    in a quarter of float32's bytes (SmolLM2, transform_pq at 3,260 bytes a token: KL .0059 with either).
+    dtype: int8 (an error is at most 1/254 of the largest number along the axis) or int16 (1/65,534).
     """
     array = np.asarray(array, np.float64)
-    scale = (np.abs(array).max(axis=axis, keepdims=True, initial=0.0) / _MOST_INT8).astype(np.float32)
+    most = np.iinfo(dtype).max
+    scale = (np.abs(array).max(axis=axis, keepdims=True, initial=0.0) / most).astype(np.float32)
     scale = np.where(scale > 0, scale, np.float32(1.0))
     # rounded, a scale may be too small by a hair
-    levels = np.clip(np.rint(array / scale.astype(np.float64)), -_MOST_INT8, _MOST_INT8)
-    return {name: levels.astype(np.int8), name + SCALE: scale}
+    levels = np.clip(np.rint(array / scale.astype(np.float64)), -most, most)
+    return {name: levels.astype(dtype), name + SCALE: scale}
 
 
-def from_int8(arrays: Mapping[str, np.ndarray], name: str) -> np.ndarray:
-    """float32: what `as_int8` stands for."""
+def from_integers(arrays: Mapping[str, np.ndarray], name: str) -> np.ndarray:
+    """float32: what `as_integers` stands for."""
     return arrays[name].astype(np.float32) * arrays[name + SCALE]
 
 
 def _product(arrays: Mapping[str, np.ndarray], name: str, where: str) -> np.ndarray:
-    """The array, times its scale when it is int8; raises CodecError for a scale that is missing or no scale."""
+    """The array, times its scale when it is int8 or int16; raises CodecError for a scale that is missing or no scale."""
     array = np.asarray(arrays[name])
-    if array.dtype != np.int8:
+    if array.dtype not in (np.int8, np.int16):
         return array
     scale = arrays.get(name + SCALE)
     if scale is None:
-        raise CodecError(f"{where} is int8 and its {name}{SCALE} is missing; fit the codec again")
+        raise CodecError(f"{where} is {array.dtype} and its {name}{SCALE} is missing; fit the codec again")
     wanted = [(1, size) for size in array.shape]
     fits = scale.ndim == array.ndim and all(size in sizes for size, sizes in zip(scale.shape, wanted, strict=True))
     if scale.dtype != np.float32 or not fits:
         raise CodecError(
-            f"{where} is int8 of shape {array.shape}, its scale {scale.dtype} of {scale.shape}: must be float32, each "
+            f"{where} is {array.dtype} of shape {array.shape}, its scale {scale.dtype} of {scale.shape}: must be float32, each "
             "axis 1 or as long; fit the codec again"
         )
-    return from_int8(arrays, name)
+    return from_integers(arrays, name)

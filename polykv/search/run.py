@@ -40,7 +40,7 @@ Tick = Callable[[int, int, int], None]
 LEDGER = "search.jsonl"
 _EXACT = {"id": ExactCodec.codec_id}
 # of fitted arrays: a search begun when they were stored otherwise fits them again
-_STORED_AS = "int8"
+_STORED_AS = "integers"
 
 
 @dataclass(frozen=True)
@@ -291,7 +291,9 @@ class Search:
         )
 
     def _codec(self, unit: Unit, option: int) -> dict[str, str]:
-        about = f"{unit.key} {unit.rate.name} {unit.rate.options[option]!r} {unit.seed} {digest_array(unit.basis.costs)}"
+        about = (
+            f"{unit.key} {unit.rate.name} {unit.rate.options[option]!r} {unit.seed} {digest_array(unit.basis.costs)}"
+        )
         key = f"fit {NUMERICS_VERSION} {_STORED_AS} {about}"
         known = self.ledger.get(key)
         if known is not None and (self.folder / "artifacts" / f"{known['artifact']}.npz").exists():

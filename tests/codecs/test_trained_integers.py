@@ -6,9 +6,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from test_transform_pq import make_arrays
 
-from polykv.calibration.transform import fit_basis, fit_transform_pq, stored_transforms
+from polykv.calibration.storing import MOST_ROUNDING, smallest_dtype, stored_transforms
+from polykv.calibration.transform import fit_basis, fit_transform_pq
 from polykv.calibration.transform_ecsq import fit_transform_ecsq
-from polykv.codecs.trained import as_int8, from_int8
+from polykv.codecs.trained import as_integers, from_integers
 from polykv.codecs.transform_ecsq import transform_ecsq_codec
 from polykv.codecs.transform_pq import transform_pq_codec
 from polykv.errors import CodecError, NonFiniteError
@@ -17,36 +18,38 @@ from polykv.errors import CodecError, NonFiniteError
 @settings(deadline=None, max_examples=60)
 @given(
     st.integers(0, 999), st.tuples(st.integers(0, 9), st.integers(1, 9)), st.sampled_from([0, 1]),
-    st.sampled_from([1e-30, 1e-6, 1.0, 1e30]),
+    st.sampled_from([1e-30, 1e-6, 1.0, 1e30]), st.sampled_from([np.int8, np.int16]),
 )  # fmt: skip
-def test_an_error_is_at_most_half_a_level_of_the_largest_number(seed, shape, axis, size):
+def test_an_error_is_at_most_half_a_level_of_the_largest_number(seed, shape, axis, size, dtype):
     array = size * np.random.default_rng(seed).standard_t(2, shape)
-    stored = as_int8("turn", array, axis)
+    stored = as_integers("turn", array, axis, dtype)
     assert sorted(stored) == ["turn", "turn_scale"]
-    assert (stored["turn"].dtype, stored["turn_scale"].dtype) == (np.int8, np.float32)
+    assert (stored["turn"].dtype, stored["turn_scale"].dtype) == (dtype, np.float32)
     assert stored["turn_scale"].shape == tuple(1 if one == axis else n for one, n in enumerate(shape))
-    back = from_int8(stored, "turn")
+    back = from_integers(stored, "turn")
     assert back.dtype == np.float32
     largest = np.abs(array).max(axis=axis, keepdims=True, initial=0)
-    assert (np.abs(back - array) <= 1.001 * largest / 254).all()
+    assert (np.abs(back - array) <= 1.01 * largest / (2 * np.iinfo(dtype).max)).all()
 
 
 def test_zeros_stay_zeros():
-    np.testing.assert_array_equal(from_int8(as_int8("a", np.zeros((3, 4)), 1), "a"), np.zeros((3, 4), np.float32))
+    np.testing.assert_array_equal(
+        from_integers(as_integers("a", np.zeros((3, 4)), 1), "a"), np.zeros((3, 4), np.float32)
+    )
 
 
 def small_arrays():
     """A transform_pq artifact with every array that may be int8 as int8."""
     arrays = make_arrays()
     for name, axis in (("analysis", 1), ("synthesis", 0), ("codewords", 0)):
-        arrays |= as_int8(name, arrays[name], axis)
+        arrays |= as_integers(name, arrays[name], axis)
     return arrays
 
 
 def test_a_codec_decodes_as_from_the_products_and_is_charged_what_is_stored():
     small = small_arrays()
     plain = {name: array for name, array in small.items() if not name.endswith("_scale")}
-    plain |= {name: from_int8(small, name) for name in ("analysis", "synthesis", "codewords")}
+    plain |= {name: from_integers(small, name) for name in ("analysis", "synthesis", "codewords")}
     codec, other = transform_pq_codec(small), transform_pq_codec(plain)
     x = np.random.default_rng(2).normal(size=(30, 16)).astype(np.float32)
     codes = codec.encode(x)
@@ -81,20 +84,49 @@ def test_a_stored_analysis_is_undone_by_its_synthesis():
     turn = rng.normal(size=(8, 8))
     back = np.linalg.inv(turn)
     for kept in (8, 5, 0):
-        stored, synthesis = stored_transforms(turn[:kept], back[:, :kept])
-        np.testing.assert_allclose(from_int8(stored, "analysis") @ synthesis, np.eye(kept), atol=1e-9)
+        stored, synthesis = stored_transforms(turn[:kept], back[:, :kept], np.int8)
+        np.testing.assert_allclose(from_integers(stored, "analysis") @ synthesis, np.eye(kept), atol=1e-9)
         np.testing.assert_allclose(turn[kept:] @ synthesis, 0, atol=1e-9)
 
 
-def test_fitted_codecs_keep_a_byte_for_a_number():
+@pytest.mark.parametrize(("ratio", "dtype"), [(1.0, np.int8), (1.04, np.int8), (1.06, np.int16), (np.inf, np.int16)])
+def test_a_byte_a_number_where_it_does_not_show(ratio, dtype):
+    assert smallest_dtype({np.int8: ratio * 3.0, np.int16: 3.0}.__getitem__) is dtype
+    assert smallest_dtype(lambda dtype: 0.0) is np.int8
+
+
+def fitted(n_bytes=None, step=None):
+    """(codec, cost of its errors, numbers in its transforms and codewords) fitted to white rows of 16."""
     rows = np.random.default_rng(0).normal(size=(3000, 16)).astype(np.float32)
     basis = fit_basis(rows, np.eye(16))
-    coded = transform_pq_codec(fit_transform_pq(basis, rows, 8))
-    assert coded.side_nbytes() == 4 * 16 + (16 + 16 + 256) * 16 + 3 * 4 * 16
-    step = 0.02 * np.sqrt(basis.costs[0])
-    fine = transform_ecsq_codec(fit_transform_ecsq(basis, rows, step))
-    assert fine.n_coordinates == 16
-    assert fine.side_nbytes() == 4 * 16 + 2 * 16 * 16 + 2 * 4 * 16 + 4 + 6 * 16
-    # rounded transforms do not show, not even at 8 bits a coordinate
-    left = basis.coordinates(fine.decode(fine.encode(rows))) - basis.coordinates(rows)
-    assert (np.square(left) @ basis.costs).mean() < 1.1 * 16 * step**2 / 12
+    if step is None:
+        codec = transform_pq_codec(fit_transform_pq(basis, rows, n_bytes))
+        return codec, basis.cost(codec.decode(codec.encode(rows)), rows), (16 + 16 + 256) * 16
+    codec = transform_ecsq_codec(fit_transform_ecsq(basis, rows, step))
+    decoded = codec.symbols(rows) * codec.step @ codec.arrays["synthesis"].T + codec.arrays["mean"]
+    return codec, basis.cost(decoded, rows), 2 * 16 * codec.n_coordinates
+
+
+@pytest.mark.parametrize("n_bytes", [2, 4, 8])
+def test_coarse_codecs_keep_a_byte_for_a_number(n_bytes):
+    codec, _, n_numbers = fitted(n_bytes)
+    assert codec.side_nbytes() == 4 * 16 + n_numbers + 3 * 4 * 16
+
+
+@pytest.mark.parametrize(("step", "each"), [(1.0, 1), (0.5, 1), (0.02, 2), (0.002, 2)])
+def test_a_fine_step_keeps_two_and_has_the_error_of_its_step(step, each):
+    codec, cost, n_numbers = fitted(step=step)
+    n = codec.n_coordinates
+    assert codec.side_nbytes() == 4 * 16 + each * n_numbers + 2 * 4 * n + 4 + 6 * n
+    if step < 0.1:
+        assert cost == pytest.approx(16 * step**2 / 12, rel=0.03)
+
+
+def test_one_coordinate_a_byte_is_kept_finely():
+    """256 levels of their own: rounded to 255 even ones they would code as a uniform quantiser does."""
+    codec, _, n_numbers = fitted(n_bytes=16)
+    assert codec.side_nbytes() == 4 * 16 + 2 * n_numbers + 3 * 4 * 16
+
+
+def test_the_limit_is_what_it_says():
+    assert 28_000 * 64 * np.log2(MOST_ROUNDING) / 2 / 8 == pytest.approx(2 * 64 * 64, rel=0.05)
