@@ -41,7 +41,8 @@ class FitRequest:
 @dataclass(frozen=True, eq=False)
 class FitPlan:
     """n_vectors: calibration vectors of one head's keys (or values); bytes_per_token: codes of K and V of all
-    `cells`; float16_ratio: how many times less than in float16; codebook_bytes: codebooks and means (float32)."""
+    `cells`; float16_ratio: how many times less than in float16; codebook_bytes: codebooks (int8, with
+    scales) and means."""
 
     request: FitRequest
     store: CaptureStore
@@ -71,7 +72,7 @@ def plan_fit(request: FitRequest) -> FitPlan:
     width = sum(width for _, width in heads)
     vector = packed_nbytes(settings.stages, settings.bits) + (_GAIN_BYTES if settings.gain else 0)
     n_bytes = len(STREAMS) * vector * len(heads)
-    books = _FLOAT32_BYTES * (settings.stages * 2**settings.bits + 1) * width
+    books = (settings.stages * (2**settings.bits + _FLOAT32_BYTES) + _FLOAT32_BYTES) * width  # a scale a stage, a mean
     cells = tuple(cell for cell, _ in heads)
     return FitPlan(request, store, cells, n_vectors, n_bytes, FLOAT16_BYTES * width / n_bytes, books)
 

@@ -16,6 +16,7 @@ from polykv.calibration.sample import Sample, sample_of_cells
 from polykv.codecs.base import checked_vectors
 from polykv.codecs.lloyd import assign, lloyd_step
 from polykv.codecs.residual_vq import residual_vq_codec
+from polykv.codecs.trained import as_integers, from_integers
 from polykv.errors import InputError
 from polykv.policy import CompressionPolicy
 from polykv.types import STREAMS, CellData
@@ -68,7 +69,8 @@ def fit_residual_vq(
 ) -> dict[str, np.ndarray]:
     """The arrays of a `ResidualVqCodec` artifact fitted to rows [n, head_dim].
 
-    weights [head_dim] > 0: the metric (None: all equal). The same rows and seed give the same bytes.
+    weights [head_dim] > 0: the metric (None: all equal). Codewords are stored as int8. The same rows and seed give
+    the same bytes.
     Raises InputError when there are fewer rows than codewords.
     """
     rows = checked_vectors(rows, np.shape(rows)[1] if np.ndim(rows) == 2 else 0, "rows").astype(np.float64)
@@ -82,14 +84,15 @@ def fit_residual_vq(
     if settings.gain:
         norms = np.linalg.norm(left, axis=1, keepdims=True)
         left = np.divide(left, norms, out=np.zeros_like(left), where=norms > 0)
-    books = np.zeros((settings.stages, n_words, rows.shape[1]), np.float32)
+    books = []
     for stage in range(settings.stages):
         words = _kmeans(left, n_words, settings.iterations, np.random.default_rng([settings.seed, stage]))
-        books[stage] = words / root
-        kept = books[stage].astype(np.float64) * root
+        books.append(as_integers("codebooks", words / root, axis=0))
+        # the next stage sees what is stored, so that only the last one's rounding is left
+        kept = from_integers(books[-1], "codebooks").astype(np.float64) * root
         left = left - kept[assign(left, kept)]
     return {
-        "codebooks": books,
+        **{name: np.stack([book[name] for book in books]) for name in books[0]},
         "mean": mean,
         "weights": weights.astype(np.float32),
         "has_gain": np.array([settings.gain], np.uint8),

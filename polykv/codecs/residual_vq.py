@@ -40,9 +40,9 @@ class ResidualVqCodec(TrainedCodec):
     """The first `stages` codebooks of the artifact; encoding keeps the `beam` best candidates at each.
 
     Artifact: codebooks [stage, codeword, head_dim], at most 256 codewords, the first of every stage
-    zero; mean [head_dim], taken off before coding; weights [head_dim] > 0, the metric
-    Σ weight · error² that encoding makes small; has_gain [1], 0 or 1: rows are coded at unit norm
-    with a gain each. Codes: indices [n, stages] uint8; gains [n] float16 if has_gain (float32
+    zero, floats or integers with a scale (`as_integers`); mean [head_dim], taken off before coding;
+    weights [head_dim] > 0, the metric Σ weight · error² that encoding makes small; has_gain [1], 0 or 1:
+    rows are coded at unit norm with a gain each. Codes: indices [n, stages] uint8; gains [n] float16 if has_gain (float32
     where one does not fit, see `small_floats`), the least-squares ones of the metric.
     """
 
@@ -146,7 +146,7 @@ class ResidualVqCodec(TrainedCodec):
 
     def side_nbytes(self) -> int:
         """Codebooks of the stages in use as stored, and the mean when there is one; decoding needs no weights."""
-        books = self.arrays["codebooks"][: self.stages].nbytes
+        books = self.stored_nbytes("codebooks") * self.stages // len(self.arrays["codebooks"])
         return books + (self.mean.nbytes if self.mean.any() else 0)
 
 

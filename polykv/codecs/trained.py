@@ -79,7 +79,7 @@ class TrainedCodec(Codec):
 
 
 def as_integers(name: str, array: np.ndarray, axis: int, dtype: type = np.int8) -> dict[str, np.ndarray]:
-    """{name: dtype, name_scale: float32} of an array of 2 axes: one scale for all numbers along `axis`.
+    """{name: dtype, name_scale: float32} of an array: one scale for all numbers along `axis`.
 
     dtype: int8 (an error is at most 1/254 of the largest number along the axis) or int16 (1/65,534).
     """

@@ -46,7 +46,8 @@ from polykv.receipts import digest_bytes
 class TransformEcsqCodec(TrainedCodec):
     """Artifact: mean [head_dim]; analysis [coordinate, head_dim] and synthesis [head_dim, coordinate];
     step [1]; widths and shares [round, coordinate] uint8: how far symbols lie from where their neighbours say, and
-    how much these say, in each round of coding a block (`polykv.codecs.entropy`).
+    how much these say, in each round of coding a block (`polykv.codecs.entropy`). Transforms may be floats, or
+    integers with a scale (`as_integers`), which take a byte a number.
 
     A vector x is coded as round(analysis · (x − mean) / step), decoded as synthesis · (step · symbols)
     + mean. Codes: words uint32, the bits of blocks of `block_tokens` vectors one after the other,

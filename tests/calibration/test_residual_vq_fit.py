@@ -15,6 +15,7 @@ from polykv.calibration.residual_vq import (
 )
 from polykv.calibration.sample import sample_of_cells
 from polykv.codecs.residual_vq import residual_vq_codec
+from polykv.codecs.trained import from_integers
 from polykv.codecs.uniform import UniformCodec
 from polykv.errors import InputError, PolicyError
 from polykv.npz import npz_bytes
@@ -56,6 +57,17 @@ def test_the_same_rows_and_seed_give_the_same_bytes():
     made = [npz_bytes(fit_residual_vq(rows, replace(SMALL, seed=seed))) for seed in (0, 0, 1)]
     assert made[0] == made[1] != made[2]
     assert fit_residual_vq(rows, SMALL)["codebooks"].shape == (3, 32, 16)
+
+
+def test_a_codeword_takes_a_byte_a_number_and_later_stages_take_the_rounding_back():
+    rows = correlated(1, 2000)
+    arrays = fit_residual_vq(rows, replace(SMALL, stages=20))
+    assert residual_vq_codec(arrays, stages=2).side_nbytes() == 2 * (32 * 16 + 4 * 16) + 4 * 16
+    first = np.abs(from_integers(arrays, "codebooks")[0]).max()
+    step = float(arrays["codebooks_scale"][0].max())
+    assert step == pytest.approx(first / 127)
+    left = rows - residual_vq_codec(arrays, beam=4).decode(residual_vq_codec(arrays, beam=4).encode(rows))
+    assert np.sqrt(np.square(left).mean()) < 0.25 * step  # one rounding alone leaves 0.29
 
 
 def test_more_stages_and_a_gain_lower_the_error():
