@@ -88,7 +88,7 @@ def fit_residual_vq(
     for stage in range(settings.stages):
         words = _kmeans(left, n_words, settings.iterations, np.random.default_rng([settings.seed, stage]))
         books.append(as_integers("codebooks", words / root, axis=0))
-        # the next stage sees what is stored, so that only the last one's rounding is left
+        # coding sees what is stored, so that a later stage can take an earlier one's rounding back; so does fitting
         kept = from_integers(books[-1], "codebooks").astype(np.float64) * root
         left = left - kept[assign(left, kept)]
     return {

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from polykv.calibration.sample import Probe, Sample
-from polykv.calibration.storing import ROUNDED_ROWS, smallest_dtype, stored_transforms
+from polykv.calibration.storing import ROUNDED_ROWS, smallest_dtype, stored_transforms, unit_of
 from polykv.codecs.base import checked_vectors
 from polykv.codecs.trained import as_integers
 from polykv.codecs.transform_pq import CODEWORDS, transform_pq_codec
@@ -213,7 +213,7 @@ def fit_transform_pq(basis: Basis, rows: np.ndarray, n_bytes: int, seed: int = 0
     """The arrays of a `TransformPqCodec` of `n_bytes` a vector, fitted to rows [n, head_dim].
 
     Codewords are means of their cells, which draws decoded vectors towards the mean; the synthesis gives them back
-    how much they vary (see `_gains`). Transforms and codewords are stored as int8 (`smallest_dtype`). The same rows and
+    how much they vary (see `_gains`). Transforms and codewords are stored as integers (`smallest_dtype`). The same rows and
     seed give the same bytes. At most 4,096 rows, evenly spaced, are used. Raises InputError when there are fewer than 256.
     """
     if len(rows) < CODEWORDS:
@@ -226,7 +226,7 @@ def fit_transform_pq(basis: Basis, rows: np.ndarray, n_bytes: int, seed: int = 0
     group = np.repeat(np.arange(len(edges) - 1), np.diff(edges))
     used = rows[np.linspace(0, len(rows) - 1, min(len(rows), _KMEANS_ROWS)).round().astype(np.int64)]
     # codewords are fitted in units of cost, so that a group's nearest codeword is the cheapest one
-    spread = np.sqrt(basis.costs[: len(group)])
+    spread = np.sqrt(basis.costs[: len(group)]) / unit_of(basis.costs)
     spread = np.where(spread > 0, spread, 1.0)
     z = (basis.coordinates(used)[:, : len(group)] * spread).astype(np.float32)
     words = np.empty((CODEWORDS, len(group)), np.float32)
@@ -234,9 +234,9 @@ def fit_transform_pq(basis: Basis, rows: np.ndarray, n_bytes: int, seed: int = 0
         place = group == number
         words[:, place] = _kmeans(z[:, place], np.random.default_rng([seed, number]))
     gains = _gains(z, words, group)
+    analysis, synthesis = stored_transforms(basis.analysis * spread[:, None], basis.synthesis / spread)
 
     def stored_as(dtype: type) -> dict[str, np.ndarray]:
-        analysis, synthesis = stored_transforms(basis.analysis * spread[:, None], basis.synthesis / spread, dtype)
         return {
             "mean": basis.mean.astype(np.float32),
             **analysis,
@@ -251,7 +251,7 @@ def fit_transform_pq(basis: Basis, rows: np.ndarray, n_bytes: int, seed: int = 0
         codec = transform_pq_codec(stored_as(dtype))
         return basis.cost(codec.decode(codec.encode(sample)), sample)
 
-    return stored_as(smallest_dtype(cost))
+    return stored_as(smallest_dtype(cost, synthesis.size + words.size, len(basis.mean)))
 
 
 def _gains(z: np.ndarray, words: np.ndarray, group: np.ndarray) -> np.ndarray:

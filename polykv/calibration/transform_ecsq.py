@@ -13,7 +13,7 @@ import math
 import numpy as np
 from scipy.special import entr, ndtr
 
-from polykv.calibration.storing import ROUNDED_ROWS, smallest_dtype, stored_transforms
+from polykv.calibration.storing import ROUNDED_ROWS, smallest_dtype, stored_transforms, unit_of
 from polykv.calibration.transform import Basis
 from polykv.codecs.base import checked_vectors
 from polykv.codecs.entropy import (
@@ -44,7 +44,7 @@ def fit_transform_ecsq(basis: Basis, rows: np.ndarray, step: float) -> dict[str,
 
     Coordinates whose symbol is 0 in every row are dropped. A level stands for its middle, though least squares would
     have it nearer to the mean: attention sums over many tokens, where errors of either sign cancel and a
-    shrunken size does not (on SmolLM2 the KL at equal bytes is a quarter lower). Transforms are stored as int8 (`smallest_dtype`). Rows
+    shrunken size does not (on SmolLM2 the KL at equal bytes is a quarter lower). Transforms are stored as integers (`polykv.calibration.storing`). Rows
     stand in the order of their tokens, so that neighbours can tell of each other; at most 65,536 of them, in evenly
     spaced blocks, are counted. Raises InputError for no rows, or a step that is not above 0 or too
     small for symbols of 32 bits.
@@ -52,30 +52,30 @@ def fit_transform_ecsq(basis: Basis, rows: np.ndarray, step: float) -> dict[str,
     rows = checked_vectors(rows, len(basis.mean), "rows")
     if len(rows) == 0:
         raise InputError("no calibration vectors to count symbols of; capture passages of split calibrate")
-    inner, used = np.float32(_checked_step(step)), rows[_spread_blocks(len(rows))]
+    inner, used = np.float32(_checked_step(step) / unit_of(basis.costs)), rows[_spread_blocks(len(rows))]
     mean = basis.mean.astype(np.float32)
-    sample = used[:: -(-len(used) // ROUNDED_ROWS)]
-
-    def cost(dtype: type) -> float:
-        analysis, synthesis = _live_transforms(basis, dtype)
-        rounded = from_integers(as_integers("synthesis", synthesis, 0, dtype), "synthesis")
-        return basis.cost(inner * np.rint(_steps(sample - mean, analysis, inner)) @ rounded.T + mean, sample)
-
-    dtype = smallest_dtype(cost)
-    analysis, synthesis = _live_transforms(basis, dtype)
-    z = _steps(used.astype(np.float64) - mean, analysis, inner)
+    analysis, synthesis = _live_transforms(basis)
+    z = (used.astype(np.float64) - mean) @ from_integers(analysis, "analysis").T.astype(np.float64) / inner
     if not np.abs(z).max(initial=0.0) <= MOST_SYMBOL:
         raise InputError(
             f"a row lies {np.abs(z).max():.3g} steps from the mean, at most {MOST_SYMBOL} can be coded; raise step"
         )
     symbols = np.rint(z).astype(np.int64)
     kept = np.flatnonzero((symbols != 0).any(axis=0))
+    symbols, synthesis = symbols[:, kept], synthesis[:, kept]
+    sample = slice(None, None, -(-len(used) // ROUNDED_ROWS))
+
+    def cost(dtype: type) -> float:
+        rounded = from_integers(as_integers("synthesis", synthesis, 0, dtype), "synthesis")
+        return basis.cost(inner * symbols[sample] @ rounded.T + mean, used[sample])
+
+    dtype = smallest_dtype(cost, synthesis.size, len(mean))
     return {
         "mean": mean,
         **{name: array[kept] for name, array in analysis.items()},
-        **as_integers("synthesis", synthesis[:, kept], 0, dtype),
+        **as_integers("synthesis", synthesis, 0, dtype),
         "step": np.array([inner], np.float32),
-        **fit_models(symbols[:, kept]),
+        **fit_models(symbols),
     }
 
 
@@ -164,17 +164,12 @@ def step_for_bits(basis: Basis, bits: float) -> float:
     return math.sqrt(low * high)
 
 
-def _live_transforms(basis: Basis, dtype: type) -> tuple[dict[str, np.ndarray], np.ndarray]:
-    """(analysis as integers, synthesis float64) in units of cost^½, of those coordinates that vary
+def _live_transforms(basis: Basis) -> tuple[dict[str, np.ndarray], np.ndarray]:
+    """(analysis as int8 arrays, synthesis float64) in units of cost^½ / `unit_of`, of those coordinates that vary
     enough to have a direction."""
     live = basis.costs > _LEAST_COST * basis.costs.max()
-    spread = np.sqrt(basis.costs[live])
-    return stored_transforms(basis.analysis[live] * spread[:, None], basis.synthesis[:, live] / spread, dtype)
-
-
-def _steps(centred: np.ndarray, analysis: dict[str, np.ndarray], step: np.float32) -> np.ndarray:
-    """[n, coordinate] float64: coordinates of centred rows [n, head_dim] in steps, as the codec counts them."""
-    return centred.astype(np.float64) @ from_integers(analysis, "analysis").T.astype(np.float64) / step
+    spread = np.sqrt(basis.costs[live]) / unit_of(basis.costs)
+    return stored_transforms(basis.analysis[live] * spread[:, None], basis.synthesis[:, live] / spread)
 
 
 def _checked_step(step: float) -> float:

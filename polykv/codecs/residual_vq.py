@@ -56,6 +56,7 @@ class ResidualVqCodec(TrainedCodec):
         "weights": ("head_dim",),
         "has_gain": ("1",),
     }
+    scalable: ClassVar[tuple[str, ...]] = ("codebooks",)
 
     def __post_init__(self, arrays: Mapping[str, np.ndarray] | None) -> None:
         super().__post_init__(arrays)
@@ -147,7 +148,7 @@ class ResidualVqCodec(TrainedCodec):
     def side_nbytes(self) -> int:
         """Codebooks of the stages in use as stored, and the mean when there is one; decoding needs no weights."""
         books = self.stored_nbytes("codebooks") * self.stages // len(self.arrays["codebooks"])
-        return books + (self.mean.nbytes if self.mean.any() else 0)
+        return books + (self.stored_nbytes("mean") if self.mean.any() else 0)
 
 
 def packed_nbytes(stages: int, bits: int) -> int:

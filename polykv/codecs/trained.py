@@ -22,7 +22,7 @@ from typing import ClassVar
 import numpy as np
 
 from polykv.codecs.base import Codec
-from polykv.errors import CodecError, DimensionMismatch, NonFiniteError
+from polykv.errors import CodecError, DimensionMismatch, InputError, NonFiniteError
 
 SCALE = "_scale"
 
@@ -35,13 +35,15 @@ class TrainedCodec(Codec):
 
     `array_shapes` names the arrays a subclass needs and their axes; the axis "head_dim" must be
     the codec's own, equal axis names must agree, an axis named by a digit string is that number.
-    An int8 or int16 array stored beside a `NAME_scale` (`as_integers`) stands in `arrays` as their product.
+    `scalable` names those that may be stored as int8 or int16 beside a `NAME_scale` (`as_integers`): they stand in
+    `arrays` as the product.
     """
 
     artifact: str
     arrays: InitVar[Mapping[str, np.ndarray] | None] = field(default=None, kw_only=True)
 
     array_shapes: ClassVar[Mapping[str, tuple[str, ...]]] = {}
+    scalable: ClassVar[tuple[str, ...]] = ()
 
     def __post_init__(self, arrays: Mapping[str, np.ndarray] | None) -> None:
         super().__post_init__()
@@ -64,7 +66,7 @@ class TrainedCodec(Codec):
             where = f"{self.codec_id}: artifact {self.artifact[:12]}…, array {name!r}"
             if name not in arrays:
                 raise CodecError(f"{where} is missing; it holds {', '.join(sorted(arrays)) or 'nothing'}")
-            array = np.ascontiguousarray(_product(arrays, name, where))
+            array = np.ascontiguousarray(_product(arrays, name, where) if name in self.scalable else arrays[name])
             if array.ndim != len(axes):
                 raise DimensionMismatch(f"{where} has {array.ndim} axes, expected {len(axes)}: {', '.join(axes)}")
             for axis, size in zip(axes, array.shape, strict=True):
@@ -82,11 +84,14 @@ def as_integers(name: str, array: np.ndarray, axis: int, dtype: type = np.int8) 
     """{name: dtype, name_scale: float32} of an array: one scale for all numbers along `axis`.
 
     dtype: int8 (an error is at most 1/254 of the largest number along the axis) or int16 (1/65,534).
+    Numbers that float32 holds only as subnormals become 0. Raises InputError for numbers it does not hold.
     """
     array = np.asarray(array, np.float64)
-    most = np.iinfo(dtype).max
-    scale = (np.abs(array).max(axis=axis, keepdims=True, initial=0.0) / most).astype(np.float32)
-    scale = np.where(scale > 0, scale, np.float32(1.0))
+    most, limits = np.iinfo(dtype).max, np.finfo(np.float32)
+    largest = np.abs(array).max(axis=axis, keepdims=True, initial=0.0)
+    if not largest.max(initial=0.0) <= 0.99 * limits.max:
+        raise InputError(f"{name} has numbers up to {largest.max():.3g}, float32 holds them up to {limits.max:.3g}")
+    scale = np.where(largest >= most * limits.tiny, largest / most, 1.0).astype(np.float32)
     # rounded, a scale may be too small by a hair
     levels = np.clip(np.rint(array / scale.astype(np.float64)), -most, most)
     return {name: levels.astype(dtype), name + SCALE: scale}
@@ -98,10 +103,12 @@ def from_integers(arrays: Mapping[str, np.ndarray], name: str) -> np.ndarray:
 
 
 def _product(arrays: Mapping[str, np.ndarray], name: str, where: str) -> np.ndarray:
-    """The array, times its scale when it is int8 or int16; raises CodecError for a scale that is missing or no scale."""
+    """The array, times its scale when it is of integers; raises CodecError for a scale that is missing or no scale."""
     array = np.asarray(arrays[name])
-    if array.dtype not in (np.int8, np.int16):
+    if array.dtype.kind != "i":
         return array
+    if array.dtype.itemsize > 2:
+        raise CodecError(f"{where} is {array.dtype}, must be floats, int8 or int16; fit the codec again")
     scale = arrays.get(name + SCALE)
     if scale is None:
         raise CodecError(f"{where} is {array.dtype} and its {name}{SCALE} is missing; fit the codec again")
@@ -109,7 +116,11 @@ def _product(arrays: Mapping[str, np.ndarray], name: str, where: str) -> np.ndar
     fits = scale.ndim == array.ndim and all(size in sizes for size, sizes in zip(scale.shape, wanted, strict=True))
     if scale.dtype != np.float32 or not fits:
         raise CodecError(
-            f"{where} is {array.dtype} of shape {array.shape}, its scale {scale.dtype} of {scale.shape}: must be float32, each "
-            "axis 1 or as long; fit the codec again"
+            f"{where} is {array.dtype} of shape {array.shape}, its scale {scale.dtype} of {scale.shape}: must be "
+            "float32, each axis 1 or as long; fit the codec again"
         )
+    most = np.finfo(np.float32).max / np.iinfo(array.dtype).max
+    if not ((scale > 0) & (scale <= most)).all():
+        wrong = scale[~((scale > 0) & (scale <= most))].flat[0]
+        raise CodecError(f"{where} has a scale of {wrong}, must be above 0 and at most {most:.1e}; fit the codec again")
     return from_integers(arrays, name)

@@ -47,7 +47,7 @@ class TransformEcsqCodec(TrainedCodec):
     """Artifact: mean [head_dim]; analysis [coordinate, head_dim] and synthesis [head_dim, coordinate];
     step [1]; widths and shares [round, coordinate] uint8: how far symbols lie from where their neighbours say, and
     how much these say, in each round of coding a block (`polykv.codecs.entropy`). Transforms may be floats, or
-    integers with a scale (`as_integers`), which take a byte a number.
+    integers with a scale (`as_integers`), which take one or two bytes a number.
 
     A vector x is coded as round(analysis · (x − mean) / step), decoded as synthesis · (step · symbols)
     + mean. Codes: words uint32, the bits of blocks of `block_tokens` vectors one after the other,
@@ -72,6 +72,7 @@ class TransformEcsqCodec(TrainedCodec):
         "widths": ("round", "coordinate"),
         "shares": ("round", "coordinate"),
     }
+    scalable: ClassVar[tuple[str, ...]] = ("analysis", "synthesis")
 
     def __post_init__(self, arrays: Mapping[str, np.ndarray] | None) -> None:
         super().__post_init__(arrays)

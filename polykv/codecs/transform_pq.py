@@ -38,7 +38,7 @@ class TransformPqCodec(TrainedCodec):
     """Artifact: mean [head_dim]; analysis [coordinate, head_dim] and synthesis [head_dim, coordinate];
     group [coordinate] uint8, 0, 0, 1 …, each coordinate's group; codewords [256, coordinate], the
     columns of a group being its codebook. Transforms and codewords may be floats, or integers with a scale
-    (`as_integers`), which take a byte a number. Codes: indices [n, group] uint8.
+    (`as_integers`), which take one or two bytes a number. Codes: indices [n, group] uint8.
 
     A vector x is coded as z = analysis · (x − mean), decoded as synthesis · ẑ + mean.
     """
@@ -51,6 +51,7 @@ class TransformPqCodec(TrainedCodec):
         "group": ("coordinate",),
         "codewords": (str(CODEWORDS), "coordinate"),
     }
+    scalable: ClassVar[tuple[str, ...]] = ("analysis", "synthesis", "codewords")
 
     def __post_init__(self, arrays: Mapping[str, np.ndarray] | None) -> None:
         super().__post_init__(arrays)

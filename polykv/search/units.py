@@ -146,8 +146,7 @@ def _expectations(basis: Basis, rows: np.ndarray, rate: Rate, seed: int) -> tupl
     costs = np.array([rate.cost(basis, option) for option in rate.options])
     codec = rate.codec(rate.fit(basis, rows, rate.options[rate.reference], seed))
     codes = codec.encode(rows)
-    left = basis.coordinates(codec.decode(codes)) - basis.coordinates(rows)
-    cost, size = float((np.square(left) @ basis.costs).mean()), codec.nbytes(codes) / len(rows)
+    cost, size = basis.cost(codec.decode(codes), rows), codec.nbytes(codes) / len(rows)
     if costs[rate.reference] > 0:
         costs *= cost / costs[rate.reference]
     if sizes[rate.reference] > 0:

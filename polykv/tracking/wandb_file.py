@@ -24,7 +24,9 @@ _POLL_S = 0.02
 
 
 def offline_records(folder: str | Path) -> list[Any]:
-    """The protobuf records (wandb_internal_pb2.Record) written so far; a piece still being written is left out."""
+    """The protobuf records (wandb_internal_pb2.Record) written so far; up to the first that is
+    not whole yet."""
+    from google.protobuf.message import DecodeError
     from wandb.proto import wandb_internal_pb2
 
     data = b"".join(file.read_bytes() for file in Path(folder).glob("*.wandb"))
@@ -41,7 +43,10 @@ def offline_records(folder: str | Path) -> list[Any]:
         whole += data[at : at + length]
         at += length
         if kind in _LAST_PIECE:
-            found.append(wandb_internal_pb2.Record.FromString(whole))
+            try:
+                found.append(wandb_internal_pb2.Record.FromString(whole))
+            except DecodeError:  # not written out yet, or damaged
+                break
             whole = b""
     return found
 

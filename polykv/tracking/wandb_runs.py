@@ -53,6 +53,8 @@ def log_to_wandb(record: RunRecord, project: str, offline: bool = False) -> str:
         raise TrackingError(
             f"Weights & Biases took not all of {record.name}: {one_line(error)}; --offline keeps it in wandb/ here"
         ) from error
+    if run.disabled:
+        raise TrackingError(f"{record.name} was told to nobody: WANDB_MODE is disabled; unset it, or --offline")
     if not run.offline:
         return str(run.url)
     folder = Path(run.dir).parent
@@ -62,7 +64,9 @@ def log_to_wandb(record: RunRecord, project: str, offline: bool = False) -> str:
 
 def _fill(wandb: Any, run: Any, record: RunRecord) -> None:
     run.summary.update({**record.metrics})
-    artifact = wandb.Artifact(f"polykv-{record.run_id}", type=ARTIFACT_TYPE, metadata={**record.params})
+    # the run's config holds all parameters; an artifact takes no more than 100
+    metadata = {"polykv.run_id": record.run_id}
+    artifact = wandb.Artifact(f"polykv-{record.run_id}", type=ARTIFACT_TYPE, metadata=metadata)
     for place, file in record.files.items():
         artifact.add_file(str(file), name=place)
     run.log_artifact(artifact)

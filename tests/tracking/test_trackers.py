@@ -1,7 +1,12 @@
 """A run told to the real MLflow and the real Weights & Biases, offline, and read back."""
 
 import json
+import os
+import struct
+import subprocess
+import sys
 import threading
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -13,6 +18,7 @@ from polykv.policy import CompressionPolicy
 from polykv.report.tables import RunTables
 from polykv.storage.artifacts import save_artifact
 from polykv.tracking.wandb_file import offline_records, wait_until_kept
+from polykv.tracking.wandb_runs import log_to_wandb
 from polykv.tracking_stages import log_stage, record_of
 from tests.report.run_samples import write_run
 
@@ -121,6 +127,38 @@ def test_a_wandb_run_is_told_kept_only_once_its_file_ends(made, tmp_path):
             wait_until_kept(half, timeout_s=0.0)
     (half / file.name).write_bytes(data)
     wait_until_kept(half, timeout_s=0.0)
+
+
+def test_a_long_wandb_file_is_read_across_its_blocks(made, monkeypatch, tmp_path):
+    """More than a block of text in one parameter: a record in pieces, and others behind it."""
+    pytest.importorskip("wandb")
+    record = record_of(RunTables.read(made))
+    many = {"long": "x" * 40_000, **{f"p{i}": "y" * 300 for i in range(150)}}
+    long = replace(record, params={**record.params, **many}, files={})
+    place = log_to_wandb(long, "kv", offline=True)
+    records = offline_records(place)
+    assert records[-1].HasField("exit")
+    (started,) = [record.run for record in records if record.HasField("run")]
+    told = {item.key: json.loads(item.value_json) for item in started.config.update}
+    assert {name: told[name] for name in long.params} == dict(long.params)
+
+
+def test_a_record_that_does_not_parse_is_no_end(tmp_path):
+    pytest.importorskip("wandb")
+    (tmp_path / "run-a.wandb").write_bytes(b":W&B123" + struct.pack("<IHB", 0, 5, 1) + b"\xff" * 5)
+    with pytest.raises(TrackingError, match="its file holds 0 records and no end"):
+        wait_until_kept(tmp_path, timeout_s=0.0)
+
+
+def test_wandb_switched_off_is_no_success(made):
+    """In a process of its own: wandb reads the environment once."""
+    pytest.importorskip("wandb")
+    said = subprocess.run(
+        [sys.executable, "-m", "polykv", "log", str(made), "--to", "wandb"], check=False, capture_output=True, text=True,
+        env=os.environ | {"WANDB_MODE": "disabled", "PYTHONPATH": os.pathsep.join(sys.path)},
+    )  # fmt: skip
+    assert (said.returncode, said.stdout) == (3, "")
+    assert "WANDB_MODE is disabled; unset it, or --offline" in said.stderr
 
 
 def test_a_wandb_run_that_stays_half_written_is_refused(capsys, made, monkeypatch):
