@@ -44,8 +44,8 @@ def fit_transform_ecsq(basis: Basis, rows: np.ndarray, step: float) -> dict[str,
 
     Coordinates whose symbol is 0 in every row are dropped. A level stands for its middle, though least squares would
     have it nearer to the mean: attention sums over many tokens, where errors of either sign cancel and a
-    shrunken size does not (on SmolLM2 the KL at equal bytes is a quarter lower). Transforms are stored as integers (`polykv.calibration.storing`). Rows
-    stand in the order of their tokens, so that neighbours can tell of each other; at most 65,536 of them, in evenly
+    shrunken size does not (on SmolLM2 the KL at equal bytes is a quarter lower). Transforms are stored as integers
+    (`polykv.calibration.storing`). Rows stand in the order of their tokens, so that neighbours can tell of each other; at most 65,536 of them, in evenly
     spaced blocks, are counted. Raises InputError for no rows, or a step that is not above 0 or too
     small for symbols of 32 bits.
     """

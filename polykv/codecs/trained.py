@@ -120,7 +120,9 @@ def _product(arrays: Mapping[str, np.ndarray], name: str, where: str) -> np.ndar
             "float32, each axis 1 or as long; fit the codec again"
         )
     most = np.finfo(np.float32).max / np.iinfo(array.dtype).max
-    if not ((scale > 0) & (scale <= most)).all():
-        wrong = scale[~((scale > 0) & (scale <= most))].flat[0]
-        raise CodecError(f"{where} has a scale of {wrong}, must be above 0 and at most {most:.1e}; fit the codec again")
+    usable = (scale > 0) & (scale <= most)
+    if not usable.all():
+        raise CodecError(
+            f"{where} has a scale of {scale[~usable][0]}, must be above 0 and at most {most:.1e}; fit the codec again"
+        )
     return from_integers(arrays, name)
